@@ -1,0 +1,165 @@
+"""Data in: Keras's epoch iterator, with the batches read here and sent out with the steps.
+
+Keras's `fit`, `evaluate` and `predict` loop over an epoch iterator and hand what it yields to a function. Here it
+yields a `Turn`: the next execution in order. The function (see `trainer`) asks the turn for its result, and that is
+where executions are sent out, as many as may run ahead, before the oldest one is waited for. So the loop's callbacks
+speak of finished work only.
+
+The dataset is read once, on the coordinator: each element is visited exactly once an epoch, in local Keras's order,
+whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfps._compat import EpochIterator, num_workers
+from tfps.training.datasets import iterable_here, without_optionals
+from tfps.training.run import Execution, Run
+
+LOOK_AGAIN_SECONDS = 0.005
+
+
+class ClusterEpochIterator(EpochIterator):
+    """Keras's epoch iterator for a model under a parameter-server strategy.
+
+    Args:
+        *args: As Keras's `EpochIterator`.
+        distribute_strategy: The strategy.
+        **kwargs: As Keras's `EpochIterator`.
+    """
+
+    def __init__(self, *args: Any, distribute_strategy: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(distribute_strategy)
+        self._most_unfinished = 2 * num_workers(distribute_strategy)
+        self._dataset = iterable_here(self.data_adapter.get_tf_dataset()).prefetch(tf.data.AUTOTUNE)
+        self._forget()
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of `tf.TypeSpec`s of a batch."""
+        return without_optionals(self._dataset.element_spec)
+
+    def _get_iterator(self) -> tf.data.Dataset:
+        return self._dataset
+
+    def _forget(self) -> None:
+        self._turns: Iterator[tuple[int, int, Any]] = iter(())
+        self._waiting: deque[tuple[int, int, list[Any]]] = deque()
+        self._under_way: deque[tuple[int, int, Execution]] = deque()
+        self._run: Run | None = None
+
+    def __iter__(self) -> ClusterEpochIterator:
+        self._forget()
+        self._turns = self._enumerate_iterator()
+        return self
+
+    def __next__(self) -> tuple[int, int, Turn]:
+        if not self._under_way and not self._waiting and not self._read_next():
+            raise StopIteration
+        begin, end, _ = (self._under_way or self._waiting)[0]
+        return begin, end, Turn(self)
+
+    def _read_next(self) -> bool:
+        """Read the batches of one more execution; False when the epoch has no more."""
+        planned = next(self._turns, None)
+        if planned is None:
+            return False
+        begin, end, iterator = planned
+        if self.steps_per_epoch:
+            end = min(end, self.steps_per_epoch - 1)
+        batches = []
+        for _ in range(begin, end + 1):
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            batches.append(without_optionals(batch))
+        if len(batches) <= end - begin:
+            self._data_ended(begin + len(batches))
+        if not batches:
+            return False
+        self._waiting.append((begin, begin + len(batches) - 1, batches))
+        return True
+
+    def _data_ended(self, steps: int) -> None:
+        """The dataset ran out before the epoch did: as in Keras, warn if more was asked for."""
+        self._turns = iter(())
+        self._current_iterator = None
+        if self._num_batches is None:
+            self._num_batches = self._steps_seen if self.steps_per_epoch else steps
+        if self.steps_per_epoch:
+            self._interrupted_warning()
+        self.data_adapter.on_epoch_end()
+
+    def result(self, start_run: Callable[[Any, Any], Run]) -> Any:
+        """Send out what may run ahead, and wait for the oldest execution.
+
+        Args:
+            start_run: Makes the run of this epoch from a batch's spec and the coordinator.
+
+        Returns:
+            What the run reports of it.
+
+        Raises:
+            Exception: Whatever a step raised, as soon as it is known.
+        """
+        if self._run is None:
+            self._run = start_run(self.element_spec, self._coordinator)
+        self._send_out(self._run)
+        while not self._under_way[0][2].is_over(LOOK_AGAIN_SECONDS):
+            self._coordinator.done()  # raises what a step raised
+            self._send_out(self._run)
+        _, _, execution = self._under_way.popleft()
+        return self._run.report(execution)
+
+    def _send_out(self, run: Run) -> None:
+        while sum(not execution.is_over() for _, _, execution in self._under_way) < self._most_unfinished:
+            if not self._waiting and not self._read_next():
+                return
+            begin, end, batches = self._waiting.popleft()
+            self._under_way.append((begin, end, run.start(batches)))
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self) -> Iterator[None]:
+        """Around an epoch: at its end wait for every step and leave metrics and seeds where they belong."""
+        try:
+            yield
+        except BaseException:
+            self._abandon()
+            raise
+        self._coordinator.join()
+        if self._run is not None:
+            while self._under_way:
+                self._run.report(self._under_way.popleft()[2])
+            self._run.write_back()
+        self._forget()
+
+    def _abandon(self) -> None:
+        """Leave the cluster ready for the next call: nothing of this epoch queued or running."""
+        self._forget()
+        with contextlib.suppress(Exception):
+            self._coordinator.join()
+
+
+class Turn:
+    """The next execution in order, as Keras's loops pass it on to the model's function.
+
+    Keras's `predict` takes `steps_per_execution` items from it first; there is one, the turn itself.
+    """
+
+    def __init__(self, epoch: ClusterEpochIterator):
+        self._epoch = epoch
+        self._items = iter((self,))
+
+    def __next__(self) -> Turn:
+        return next(self._items)
+
+    def result(self, start_run: Callable[[Any, Any], Run]) -> Any:
+        """What the execution reports; see `ClusterEpochIterator.result`."""
+        return self._epoch.result(start_run)

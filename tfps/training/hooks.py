@@ -1,0 +1,138 @@
+"""Every change that importing tfps makes to Keras and TensorFlow, in one place.
+
+Each one does something only for a variable, strategy or model made under a parameter-server strategy; whatever was not
+made under one goes on exactly as if tfps was not there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfps._compat import (
+    CachingVariable,
+    ParameterServerStrategyV2,
+    ParameterServerStrategyV2Extended,
+    TensorFlowTrainer,
+    TFEpochIterator,
+    held_dtype,
+    hold,
+    keras_trainer,
+)
+from tfps.training import reads, seeds, updates, writes
+from tfps.training.epochs import ClusterEpochIterator
+from tfps.training.initial_value import InitialValue
+from tfps.training.trainer import ClusterFunction, build_symbolically, prepare
+
+
+def install() -> None:
+    """Put the hooks in place; once."""
+    _variables()
+    _updates()
+    _seeds()
+    _trainer()
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def _variables() -> None:
+    """Every variable under a parameter-server strategy is a `CachingVariable`: its reads and writes take the doors."""
+    _replace(CachingVariable, "value", lambda _: reads.read)
+    _replace(CachingVariable, "read_value", lambda _: lambda variable: tf.identity(reads.read(variable)))
+    _replace(CachingVariable, "_dense_var_to_tensor", lambda _: _to_tensor)
+    _replace(CachingVariable, "assign", lambda _: writes.assign)
+
+    def with_shape(initialize: Callable[..., Any]) -> Any:
+        def start(self: Any, initializer: Any) -> None:
+            if isinstance(tf.distribute.get_strategy(), ParameterServerStrategyV2):
+                hold(self, InitialValue(initializer, self.shape, held_dtype(self)))
+            else:
+                initialize(self, initializer)
+
+        return start
+
+    _replace(keras.Variable, "_initialize_with_initializer", with_shape)
+
+
+def _to_tensor(variable: Any, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
+    del name, as_ref
+    if dtype is not None and not dtype.is_compatible_with(variable.dtype):
+        raise ValueError(f"A variable converts to its own dtype, {variable.dtype.name}. Received: {dtype.name}")
+    return reads.read(variable)
+
+
+def _updates() -> None:
+    """Updates start when their gradient has arrived; one replica has nothing to merge or to reduce."""
+
+    def late(update: Callable[..., Any]) -> Any:
+        def start_on_arrival(self: Any, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+            if tf.executing_eagerly() or not isinstance(var, CachingVariable):
+                return update(self, var, fn, args, kwargs, group)
+            with updates.after_arrival(var, (args, kwargs)) as (args, kwargs):
+                return update(self, var, fn, args, kwargs, group)
+
+        return start_on_arrival
+
+    extended = ParameterServerStrategyV2Extended
+    _replace(extended, "_update", late)
+    _replace(extended, "_use_merge_call", lambda _: lambda self: self._num_replicas_in_sync > 1)
+    _replace(
+        extended,
+        "_replica_ctx_all_reduce",
+        lambda reduce: lambda self, op, value, options=None: (
+            value if self._num_replicas_in_sync == 1 else reduce(self, op, value, options)
+        ),
+    )
+
+
+def _seeds() -> None:
+    def from_step(draw: Callable[..., Any]) -> Any:
+        return lambda self, ordered=True: seeds.next_seed(draw, self, ordered)
+
+    _replace(keras.random.SeedGenerator, "next", from_step)
+
+
+def _trainer() -> None:
+    def epoch_iterator(*args: Any, distribute_strategy: Any = None, **kwargs: Any) -> Any:
+        under_ps = isinstance(distribute_strategy, ParameterServerStrategyV2)
+        kind = ClusterEpochIterator if under_ps else TFEpochIterator
+        return kind(*args, distribute_strategy=distribute_strategy, **kwargs)
+
+    keras_trainer.TFEpochIterator = epoch_iterator
+    for kind, predicts in (("train", False), ("test", False), ("predict", True)):
+        _replace(TensorFlowTrainer, f"make_{kind}_function", functools.partial(_maker, kind, predicts))
+
+    def symbolic_build(build: Callable[..., Any]) -> Any:
+        def from_shapes(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+            if _is_under_ps(self):
+                return build_symbolically(self, iterator, data_batch)
+            return build(self, iterator=iterator, data_batch=data_batch)
+
+        return from_shapes
+
+    _replace(TensorFlowTrainer, "_maybe_symbolic_build", symbolic_build)
+
+
+def _maker(kind: str, predicts: bool, make: Callable[..., Any]) -> Any:
+    attribute = f"{kind}_function"
+
+    def make_function(self: Any, force: bool = False) -> Any:
+        if not _is_under_ps(self):
+            return make(self, force=force)
+        if getattr(self, attribute) is None or force:
+            prepare(self)
+            setattr(self, attribute, ClusterFunction(self, getattr(self, f"{kind}_step"), predicts))
+        return getattr(self, attribute)
+
+    return make_function
+
+
+def _is_under_ps(model: Any) -> bool:
+    return isinstance(model.distribute_strategy, ParameterServerStrategyV2)

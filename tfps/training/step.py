@@ -1,0 +1,133 @@
+"""A model's step as a function that a worker runs.
+
+A step method of Keras (`train_step`, `test_step`, `predict_step`) enters; what leaves is a concrete function of the
+batch and the seeds. It returns the step's share of each metric and whatever its logs need, and writes nothing but
+what training means to write. Several steps in one call are a loop on the worker around the same function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfps._compat import CachingVariable
+from tfps.training.logs import LogFormula, Logs
+from tfps.training.trace import Plan, Trace, tracing
+
+MOST_TRACINGS = 8
+
+
+@dataclasses.dataclass
+class CompiledStep:
+    """A traced step.
+
+    Attributes:
+        one: Takes a batch and seeds of shape (generators, 2); returns `(shares, extras)`, or the outputs themselves
+            for a prediction.
+        many: The same for a stack of batches and seeds of shape (steps, generators, 2).
+        metric_variables: The variables that the shares belong to, in order.
+        draws: Each seed generator and, for every draw of a step, whether it is ordered.
+        logs: Turns running totals and a step's extras into its logs; None for a prediction.
+    """
+
+    one: Any
+    many: Any
+    metric_variables: list[CachingVariable]
+    draws: list[tuple[keras.random.SeedGenerator, list[bool]]]
+    logs: Logs | None
+
+
+def compile_step(strategy: Any, method: Callable[[Any], Any], spec: Any, predicts: bool = False) -> CompiledStep:
+    """Trace a step.
+
+    Args:
+        strategy: The parameter-server strategy whose workers will run it.
+        method: The step method of a model; takes a batch.
+        spec: The batch's structure of `tf.TypeSpec`s.
+        predicts: Whether the method's result is the output, not logs.
+
+    Returns:
+        The traced step.
+    """
+    plan = Plan()
+    for _ in range(MOST_TRACINGS):
+        known = plan.knows()
+        compiled = _trace(strategy, method, spec, plan, predicts)
+        if plan.knows() == known:
+            return compiled
+    raise AssertionError("tracing the step again keeps teaching something new")
+
+
+def _trace(strategy: Any, method: Callable[[Any], Any], spec: Any, plan: Plan, predicts: bool) -> CompiledStep:
+    traces: list[Trace] = []
+    formulas: list[LogFormula] = []
+
+    @tf.function(autograph=False, jit_compile=False)
+    def one(batch: Any, seeds: tf.Tensor) -> Any:
+        trace = Trace(plan, tf.compat.v1.get_default_graph(), seeds)
+        traces.append(trace)
+        with strategy.scope(), tf.distribute.ReplicaContext(strategy, 0), tf.variable_creator_scope(lifted(strategy)):
+            with tracing(trace):
+                result = method(batch)
+        trace.learn()
+        if predicts:
+            return result
+        formula = LogFormula(result, [share for _, share in trace.shares.values()])
+        formulas.append(formula)
+        return formula.shares, formula.extras
+
+    seeds = tf.TensorSpec([None, 2], tf.int64)
+    concrete = one.get_concrete_function(spec, seeds)
+    trace = traces[-1]
+    return CompiledStep(
+        one=concrete,
+        many=None if predicts else _repeated(concrete, spec, formulas[-1]),
+        metric_variables=[variable for variable, _ in trace.shares.values()],
+        draws=list(trace.draws.values()),
+        logs=None if predicts else Logs(formulas[-1]),
+    )
+
+
+def _repeated(one: Any, spec: Any, formula: LogFormula) -> Any:
+    """`one` in a loop over a stack of batches; None where batches can not be stacked."""
+    flat = tf.nest.flatten(spec)
+    if not all(isinstance(s, tf.TensorSpec) for s in flat) or not formula.has_static_shapes():
+        return None
+
+    @tf.function(autograph=False, jit_compile=False)
+    def many(batches: Any, seeds: tf.Tensor) -> Any:
+        def turn(step: tf.Tensor, sums: list[tf.Tensor], extras: list[tf.Tensor]) -> Any:
+            del extras  # the last step's are the ones that are logged
+            shares, new_extras = one(tf.nest.map_structure(lambda x: x[step], batches), seeds[step])
+            return step + 1, [total + share for total, share in zip(sums, shares, strict=True)], new_extras
+
+        steps = tf.shape(seeds)[0]
+        start = (0, formula.zeros(formula.shares), formula.zeros(formula.extras))
+        _, sums, extras = tf.while_loop(lambda step, *_: step < steps, turn, start, parallel_iterations=1)
+        return sums, extras
+
+    stacked = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), spec)
+    return many.get_concrete_function(stacked, tf.TensorSpec([None, None, 2], tf.int64))
+
+
+def lifted(strategy: Any) -> Callable[..., Any]:
+    """A variable creator that makes variables outside the trace they were asked for in.
+
+    A custom `train_step` may build an optimizer on first use; its variables belong on the parameter servers, once.
+    """
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        del next_creator
+        beside = kwargs.pop("colocate_with", None)
+        with tf.init_scope(), strategy.scope():
+            if beside is None:
+                return tf.Variable(**kwargs)
+            with strategy.extended.colocate_vars_with(beside):
+                return tf.Variable(**kwargs)
+
+    return create
+

@@ -1,0 +1,97 @@
+"""Keras's trainer on a parameter-server strategy: which of its methods differ there, and how.
+
+Keras's own `fit`, `evaluate` and `predict` stay the loops. Replaced, and only for models made under such a strategy,
+are the epoch iterator and the functions the loops call on what it yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfps._compat import concatenate, symbolic_build
+from tfps.errors import UnsupportedError
+from tfps.training.adopt import adopt
+from tfps.training.epochs import ClusterEpochIterator, Turn
+from tfps.training.run import Run
+from tfps.training.step import CompiledStep, compile_step
+
+
+class ClusterFunction:
+    """What Keras calls `train_function`, `test_function` or `predict_function`.
+
+    Args:
+        model: The model.
+        method: Its step method.
+        predicts: Whether the method returns outputs, not logs.
+    """
+
+    def __init__(self, model: keras.Model, method: Callable[[Any], Any], predicts: bool = False):
+        self._strategy = model.distribute_strategy
+        self._method = method
+        self._predicts = predicts
+        self._compiled: dict[Any, CompiledStep] = {}
+
+    def __call__(self, turn: Any) -> Any:
+        """Run an execution.
+
+        Args:
+            turn: A `Turn` of an epoch, in a list where Keras's `predict` calls; or an iterable of batches, where the
+                `*_on_batch` methods do.
+
+        Returns:
+            Its logs, or the outputs.
+        """
+        if isinstance(turn, list) and isinstance(turn[0], Turn):
+            turn = turn[0]
+        reported = turn.result(self._run) if isinstance(turn, Turn) else self._on_batches(list(turn))
+        return concatenate(reported) if self._predicts else reported
+
+    def _run(self, spec: Any, coordinator: Any) -> Run:
+        key = (tuple(map(str, tf.nest.flatten(spec))), str(tf.nest.map_structure(lambda _: 0, spec)))
+        if key not in self._compiled:
+            self._compiled[key] = compile_step(self._strategy, self._method, spec, self._predicts)
+        return Run(self._compiled[key], coordinator)
+
+    def _on_batches(self, batches: list[Any]) -> Any:
+        batches = [tf.nest.map_structure(_as_tensor, batch) for batch in batches]
+        spec = tf.nest.map_structure(lambda x: None if x is None else tf.type_spec_from_value(x), batches[0])
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
+        run = self._run(spec, coordinator)
+        execution = run.start(batches)
+        coordinator.join()
+        reported = run.report(execution)
+        run.write_back()
+        return reported
+
+
+def _as_tensor(x: Any) -> Any:
+    return x if x is None or tf.is_tensor(x) else tf.convert_to_tensor(x)
+
+
+def prepare(model: keras.Model) -> None:
+    """Make sure `model` can be run by its strategy's workers, whatever was made where."""
+    # TODO check_usable
+    if model.run_eagerly:
+        raise UnsupportedError(
+            "A model under a parameter-server strategy must run as a graph, on workers in other processes. "
+            "Received: run_eagerly=True. Debug the model without the strategy, or compile it without run_eagerly."
+        )
+    adopt(model, model.distribute_strategy)
+
+
+def build_symbolically(model: keras.Model, epoch: ClusterEpochIterator | None, batch: Any) -> None:
+    """Build what the first batch would build (model, metrics, optimizer), from its shapes alone.
+
+    Args:
+        model: The model.
+        epoch: The epoch iterator whose batches have the shapes, or None.
+        batch: A batch that has them, if there is no epoch.
+    """
+    prepare(model)
+    with model.distribute_strategy.scope():
+        symbolic_build(model, batch if epoch is None else epoch.element_spec)
+    adopt(model, model.distribute_strategy)
