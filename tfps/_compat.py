@@ -26,6 +26,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 from tensorflow.python.ops.resource_variable_ops import variable_accessed
 
 EagerTensor = tf.__internal__.EagerTensor
+CompositeTensor = tf.__internal__.CompositeTensor
 
 __all__ = [
     "concatenate",
@@ -39,6 +40,7 @@ __all__ = [
     "symbolic_build",
     "variant_of",
     "CachingVariable",
+    "CompositeTensor",
     "ControlFlowFuncGraph",
     "EagerTensor",
     "EpochIterator",

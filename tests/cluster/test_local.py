@@ -10,7 +10,7 @@ import pytest
 from tfps.cluster.local import LocalCluster
 from tfps.errors import ClusterClosedError, ClusterConfigError, UnsupportedError
 
-# One core, and a first cluster of one worker: both would leave too few threads for the four workers that follow.
+# One core and a first cluster of one worker: either could leave the four workers after it too few threads.
 TRAIN_ON_TWO_CLUSTERS = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -101,7 +101,10 @@ def test_close_is_final_and_may_be_repeated():
     assert cluster.closed
     assert repr(cluster) == "LocalCluster(workers=1, ps=1, processes=False, state='closed')"
     assert "<td>closed</td>" in cluster._repr_html_()
-    with pytest.raises(ClusterClosedError, match=r"before the cluster is closed\. Received: LocalCluster"), cluster:
+    with (
+        pytest.raises(ClusterClosedError, match=r"before the cluster is closed\. Received: LocalCluster"),
+        cluster,
+    ):
         pass
     with pytest.raises(ClusterClosedError):
         cluster.kill("worker", 0)

@@ -94,6 +94,7 @@ def launch() -> NoReturn:
     """
     connection, parent, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     messages = Messages(socket.socket(fileno=connection))
+    launcher = os.getpid()
     tasks: dict[str, _Task] = {}
     try:
         # A fork of the parent may outlive it and keep the socket open, so the parent itself is looked at too.
@@ -102,27 +103,28 @@ def launch() -> NoReturn:
                 order = messages.receive(_PARENT_CHECK)
             except TimeoutError:
                 continue
+            except (EOFError, OSError):
+                break
             if order["do"] == "start":
-                tasks[order["task"]] = _Task(os.fork() or _serve(order, connection))
+                tasks[order["task"]] = _Task(os.fork() or _serve(order, connection, launcher))
             elif order["do"] == "kill":
                 tasks[order["task"]].kill()
             for task in tasks.values():
                 task.look()
             exit_codes = {name: task.exit_code for name, task in tasks.items()}
-            messages.send({"request": order["request"], "exit_codes": exit_codes})
-    except (EOFError, OSError):
-        pass  # The parent is gone.
+            with contextlib.suppress(OSError):  # A parent that is gone is noticed by the next receive.
+                messages.send({"request": order["request"], "exit_codes": exit_codes})
     finally:
         for task in tasks.values():
             task.kill()
-        shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)  # An orderly end would spend a second on unloading TensorFlow.
 
 
-def _serve(order: dict[str, Any], connection: int) -> NoReturn:
+def _serve(order: dict[str, Any], connection: int, launcher: int) -> NoReturn:
     """Be one task until killed; runs in the fork and never returns from it."""
     try:
-        _die_with_the_launcher(os.getppid())
+        _die_with(launcher)
         os.close(connection)
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, sys.stdout.fileno())
@@ -144,7 +146,7 @@ def _serve(order: dict[str, Any], connection: int) -> NoReturn:
         os._exit(1)
 
 
-def _die_with_the_launcher(launcher: int) -> None:
+def _die_with(launcher: int) -> None:
     """Have the system kill this process when the launcher dies without having done so (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

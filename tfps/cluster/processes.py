@@ -40,32 +40,11 @@ class TaskProcesses:
         self._lock = threading.Lock()
         self._request = 0
         self._directory = Path(tempfile.mkdtemp(prefix="tfps-"))
-        ours, theirs = socket.socketpair()
-        self._messages = Messages(ours)
-        with theirs, self._log("launcher").open("wb") as log:
-            self._launcher = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-c",
-                    _LAUNCH,
-                    str(theirs.fileno()),
-                    str(self._owner),
-                    str(self._directory),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                # Ctrl-C goes to all processes of a terminal or notebook; what it ends is decided here alone.
-                start_new_session=True,
-                env={
-                    "TF_CPP_MIN_LOG_LEVEL": "2",
-                    **os.environ,
-                    # The launcher imports from where this process does.
-                    "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
-                },
-            )
+        try:
+            self._launch()
+        except BaseException:  # Ctrl-C comes at any moment, too.
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
 
     def start(self, *tasks: tuple[str, int]) -> None:
         """Start tasks that are not running and return when each of them accepts connections.
@@ -130,6 +109,34 @@ class TaskProcesses:
             self._launcher.kill()
             self._launcher.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _launch(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._messages = Messages(ours)
+        with theirs, self._log("launcher").open("wb") as log:
+            self._launcher = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    _LAUNCH,
+                    str(theirs.fileno()),
+                    str(self._owner),
+                    str(self._directory),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                # Ctrl-C goes to all processes of a terminal or notebook; what it ends is decided here alone.
+                start_new_session=True,
+                env={
+                    "TF_CPP_MIN_LOG_LEVEL": "2",
+                    **os.environ,
+                    # The launcher imports from where this process does.
+                    "PYTHONPATH": os.pathsep.join(str(entry or os.getcwd()) for entry in sys.path),
+                },
+            )
 
     def _ask(self, deadline: float | None = None, **order: Any) -> dict[str, int | None]:
         """Give the launcher an order; return the exit codes of all tasks by name, None for those that run."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfps._compat import dataset_from_variant, inputs_of, variant_of
+from tfps._compat import CompositeTensor, dataset_from_variant, inputs_of, variant_of
 
 
 def iterable_here(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -50,3 +50,8 @@ def without_optionals(batch: Any) -> Any:
     """A batch, or its spec, with the places that Keras's data adapters leave empty as None."""
     empty = (tf.experimental.Optional, tf.OptionalSpec)
     return tf.nest.map_structure(lambda x: None if isinstance(x, empty) else x, batch)
+
+
+def as_tensor(x: Any) -> Any:
+    """`x` as a tensor, unless it is one, a composite one, or nothing."""
+    return x if x is None or isinstance(x, (tf.Tensor, CompositeTensor)) else tf.convert_to_tensor(x)

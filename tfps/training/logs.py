@@ -19,18 +19,18 @@ class LogFormula:
     """How the logs of a step follow from its shares, found in the step's graph.
 
     Args:
-        logs: What the step returned: a structure of tensors and numbers.
+        logs: What the step returned, a structure of tensors.
         shares: The step's final share of each metric variable.
 
     Attributes:
-        logs: The structure with its leaves as tensors of the step's graph.
+        logs: As given.
         shares: As given.
         extras: The other tensors of the step that the logs need; they travel with the shares.
         ops: What leads from shares and extras to the logs.
     """
 
     def __init__(self, logs: Any, shares: Sequence[tf.Tensor]):
-        self.logs = tf.nest.map_structure(lambda x: x if _is_leaf(x) else tf.convert_to_tensor(x), logs)
+        self.logs = logs
         self.shares = list(shares)
         known = {share.ref() for share in self.shares}
 
@@ -96,10 +96,6 @@ class Logs:
             The new totals and the logs.
         """
         return self._add(totals, shares, extras)
-
-
-def _is_leaf(x: Any) -> bool:
-    return isinstance(x, tf.Tensor)
 
 
 def _calls_functions(op: tf.Operation) -> bool:

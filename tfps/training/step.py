@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfps._compat import CachingVariable
+from tfps.training.datasets import as_tensor
 from tfps.training.logs import LogFormula, Logs
 from tfps.training.trace import Plan, Trace, tracing
 
@@ -70,9 +71,9 @@ def _trace(strategy: Any, method: Callable[[Any], Any], spec: Any, plan: Plan, p
     def one(batch: Any, seeds: tf.Tensor) -> Any:
         trace = Trace(plan, tf.compat.v1.get_default_graph(), seeds)
         traces.append(trace)
-        with strategy.scope(), tf.distribute.ReplicaContext(strategy, 0), tf.variable_creator_scope(lifted(strategy)):
+        with strategy.scope(), tf.distribute.ReplicaContext(strategy, 0), tf.variable_creator_scope(lifted):
             with tracing(trace):
-                result = method(batch)
+                result = tf.nest.map_structure(as_tensor, method(batch))
         trace.learn()
         if predicts:
             return result
@@ -114,20 +115,15 @@ def _repeated(one: Any, spec: Any, formula: LogFormula) -> Any:
     return many.get_concrete_function(stacked, tf.TensorSpec([None, None, 2], tf.int64))
 
 
-def lifted(strategy: Any) -> Callable[..., Any]:
-    """A variable creator that makes variables outside the trace they were asked for in.
+def lifted(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    """A variable creator that makes a variable outside the trace it is asked for in.
 
     A custom `train_step` may build an optimizer on first use; its variables belong on the parameter servers, once.
     """
 
-    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        del next_creator
-        beside = kwargs.pop("colocate_with", None)
-        with tf.init_scope(), strategy.scope():
-            if beside is None:
-                return tf.Variable(**kwargs)
-            with strategy.extended.colocate_vars_with(beside):
-                return tf.Variable(**kwargs)
+    def make(_: Any = None) -> Any:
+        with tf.init_scope():
+            return next_creator(**kwargs)
 
-    return create
-
+    replica = tf.distribute.get_replica_context()
+    return make() if replica is None else replica.merge_call(make)

@@ -6,6 +6,7 @@ are the epoch iterator and the functions the loops call on what it yields.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 from tfps._compat import concatenate, symbolic_build
 from tfps.errors import UnsupportedError
 from tfps.training.adopt import adopt
+from tfps.training.datasets import as_tensor
 from tfps.training.epochs import ClusterEpochIterator, Turn
 from tfps.training.run import Run
 from tfps.training.step import CompiledStep, compile_step
@@ -57,7 +59,7 @@ class ClusterFunction:
         return Run(self._compiled[key], coordinator)
 
     def _on_batches(self, batches: list[Any]) -> Any:
-        batches = [tf.nest.map_structure(_as_tensor, batch) for batch in batches]
+        batches = [tf.nest.map_structure(as_tensor, batch) for batch in batches]
         spec = tf.nest.map_structure(lambda x: None if x is None else tf.type_spec_from_value(x), batches[0])
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         run = self._run(spec, coordinator)
@@ -66,10 +68,6 @@ class ClusterFunction:
         reported = run.report(execution)
         run.write_back()
         return reported
-
-
-def _as_tensor(x: Any) -> Any:
-    return x if x is None or tf.is_tensor(x) else tf.convert_to_tensor(x)
 
 
 def prepare(model: keras.Model) -> None:
@@ -92,6 +90,7 @@ def build_symbolically(model: keras.Model, epoch: ClusterEpochIterator | None, b
         batch: A batch that has them, if there is no epoch.
     """
     prepare(model)
-    with model.distribute_strategy.scope():
+    # A model without `call` (a GAN with a `train_step`) can not be built this way; tracing its step will build it.
+    with model.distribute_strategy.scope(), contextlib.suppress(RuntimeError):
         symbolic_build(model, batch if epoch is None else epoch.element_spec)
     adopt(model, model.distribute_strategy)

@@ -48,7 +48,10 @@ def assign(variable: CachingVariable, value: Any, **options: Any) -> Any:
 
     summand = added(value, is_own)
     if summand is not None:
-        return target.assign_add(tf.cast(summand, variable.dtype), **options)
+        with tf.device(variable.device):
+            constant = tf.get_static_value(summand)
+            summand = summand if constant is None else tf.constant(constant)  # rather than sending it
+            return target.assign_add(tf.cast(summand, variable.dtype), **options)
     if is_beside_update(variable):  # computed beside the variable already
         return target.assign(value, **options)
     return target.assign(_evaluated_beside(variable, value), **options)
@@ -60,7 +63,13 @@ def _evaluated_beside(variable: CachingVariable, value: tf.Tensor) -> tf.Tensor:
     def is_there(tensor: tf.Tensor) -> bool:
         return device_of_read(tensor) == variable.device
 
-    ops = path(value, is_there, lambda op: op.type in CHEAP_OPS)
+    def is_small(op: tf.Operation) -> bool:
+        # What is larger than the variable, or as long as the batch, is the forward pass: it stays on the worker.
+        sizes = [output.shape.num_elements() for output in op.outputs]
+        return op.type in CHEAP_OPS and all(size is not None and size <= most for size in sizes)
+
+    most = max(variable.shape.num_elements(), 1)
+    ops = path(value, is_there, is_small)
     reads = {t.ref(): t for op in ops for t in op.inputs if is_read_of(t, variable)}
     if not reads or len(ops) > MOST_OPS_MOVED:
         return value

@@ -1,0 +1,73 @@
+"""Fixtures for all tests: one cluster in this process at a time, and a clean environment.
+
+TensorFlow connects a process to one cluster at a time, so a module asks for one with the number of workers it needs,
+and gets a new one only if the last had another number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfps
+
+_clusters: list[tuple[int, tfps.LocalCluster, tfps.ParameterServerStrategy]] = []
+
+
+@pytest.fixture(scope="module")
+def connect() -> Callable[[int], tfps.ParameterServerStrategy]:
+    """Makes a strategy over that many workers and two parameter servers."""
+
+    def strategy_of(workers: int) -> tfps.ParameterServerStrategy:
+        if not _clusters or _clusters[-1][0] != workers:
+            cluster = tfps.LocalCluster(workers=workers, ps=2)
+            _clusters.append((workers, cluster, tfps.ParameterServerStrategy(cluster)))
+        return _clusters[-1][2]
+
+    return strategy_of
+
+
+@pytest.fixture(scope="module")
+def one_worker(connect: Callable[[int], tfps.ParameterServerStrategy]) -> tfps.ParameterServerStrategy:
+    return connect(1)
+
+
+@pytest.fixture(scope="module")
+def three_workers(connect: Callable[[int], tfps.ParameterServerStrategy]) -> tfps.ParameterServerStrategy:
+    return connect(3)
+
+
+@pytest.fixture
+def same_arithmetic() -> Iterator[None]:
+    """Keep TensorFlow from reordering arithmetic.
+
+    It does so by the whole of a graph, and a step's graph has parts a local one has not, so the last bits may differ
+    although every operation is the same. Without it they can be compared to the last bit.
+    """
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    yield
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    keras.utils.set_random_seed(7)
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name == "TF_CONFIG" or name.startswith(("SM_", "SLURM_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    """103 examples of 20 features in 3 classes: the last batch is short for most batch sizes."""
+    random = np.random.default_rng(0)
+    return random.normal(size=(103, 20)).astype("float32"), random.integers(0, 3, size=103)

@@ -1,0 +1,73 @@
+"""The cluster that this process is connected to: strategies enter as they connect; who may still train leaves.
+
+TensorFlow has one connection per process. Connecting to another cluster makes every variable of the first unusable:
+TensorFlow answers with an error about devices, and after coming back to the first cluster it may crash.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfps.cluster.sources import RunningCluster
+from tfps.errors import ClusterClosedError
+
+
+class _Connection(NamedTuple):
+    ordinal: int
+    cluster: RunningCluster | None
+
+
+_connections: weakref.WeakKeyDictionary[Any, _Connection] = weakref.WeakKeyDictionary()
+_ordinal = 0
+_spec: tf.train.ClusterSpec | None = None
+
+
+def connected(strategy: Any, spec: tf.train.ClusterSpec, cluster: RunningCluster | None = None) -> None:
+    """Note that a strategy has just connected this process to a cluster.
+
+    Strategies on the very same cluster share a connection, and all of them stay usable.
+
+    Args:
+        strategy: The strategy; only a weak reference to it is kept.
+        spec: The addresses it connected to.
+        cluster: The running cluster behind it, if this process started it; kept alive as long as the strategy.
+
+    Example:
+        >>> connected(strategy, resolver.cluster_spec())
+    """
+    global _ordinal, _spec
+    if spec != _spec:
+        _ordinal += 1
+        _spec = spec
+    _connections[strategy] = _Connection(_ordinal, cluster)
+
+
+def check_usable(strategy: Any) -> None:
+    """Check that a strategy's variables can still be used.
+
+    A strategy that was made before tfps was imported is usable until another one connects.
+
+    Args:
+        strategy: A parameter-server strategy.
+
+    Raises:
+        ClusterClosedError: Its cluster was closed, or this process has connected to another one since.
+
+    Example:
+        >>> check_usable(strategy)
+    """
+    connection = _connections.get(strategy, _Connection(0, None))
+    remedy = "Make the strategy and, in its scope, the model again"
+    if connection.cluster is not None and connection.cluster.closed:
+        raise ClusterClosedError(
+            f"A model must be used before its cluster is closed. Received: a model on {connection.cluster!r}. "
+            f"Start a cluster. {remedy}."
+        )
+    if connection.ordinal != _ordinal:
+        raise ClusterClosedError(
+            "A model must be on the cluster that this process connected to last. Received: a model on an earlier "
+            f"one. {remedy}."
+        )
