@@ -29,16 +29,6 @@ EagerTensor = tf.__internal__.EagerTensor
 CompositeTensor = tf.__internal__.CompositeTensor
 
 __all__ = [
-    "concatenate",
-    "dataset_from_variant",
-    "hold",
-    "held_by",
-    "held_dtype",
-    "inputs_of",
-    "num_workers",
-    "set_strategy",
-    "symbolic_build",
-    "variant_of",
     "CachingVariable",
     "CompositeTensor",
     "ControlFlowFuncGraph",
@@ -49,11 +39,22 @@ __all__ = [
     "TFEpochIterator",
     "TensorFlowTrainer",
     "WhileBodyFuncGraph",
+    "concatenate",
+    "dataset_from_variant",
+    "held_by",
+    "held_dtype",
+    "hold",
+    "inputs_of",
     "keras_trainer",
+    "num_workers",
     "place_variables_with",
+    "ran_on",
     "read_natively",
     "record_read",
+    "set_strategy",
+    "symbolic_build",
     "updating_device",
+    "variant_of",
     "wait_until_ready",
 ]
 
@@ -182,3 +183,12 @@ def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
 def dataset_from_variant(variant: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
     """A dataset of `element_spec` with `variant` behind it."""
     return _VariantDataset(variant, element_spec)
+
+
+def ran_on(remote_value: Any) -> int | None:
+    """The index of the worker that a finished function ran on, or None if it returned nothing to tell by."""
+    for value in tf.nest.flatten(remote_value._values, expand_composites=True):
+        device = tf.DeviceSpec.from_string(value.device)
+        if device.job == "worker":
+            return int(device.task)
+    return None

@@ -30,11 +30,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     Args:
         source: Where the tasks are: whatever `tfps.cluster_resolver` takes, or a `tfps.LocalCluster`.
-        variable_placement: Which parameter server (PS) gets each new variable. `"balanced"`: the one with the fewest
-            bytes so far, optimizer slots counted. `"round_robin"`: TensorFlow's way, one after the other. Or a
-            function `(name, shape, dtype, ps_bytes) -> index of a PS`, where `name` is a `str`, `shape` a tuple of
-            `int`, `dtype` a `tf.DType` and `ps_bytes` a tuple with the bytes on each PS; shape and dtype are None
-            where they are not known beforehand. Slots always live beside their variable.
+        variable_placement: Which parameter server (PS) gets each new variable. `"balanced"`: the one with the
+            fewest bytes so far, optimizer slots counted. `"round_robin"`: TensorFlow's way, one after the other.
+            Or a function `(name, shape, dtype, ps_bytes) -> index of a PS`, where `name` is a `str`, `shape` a
+            tuple of `int`, `dtype` a `tf.DType` and `ps_bytes` a tuple with the bytes on each PS; shape and
+            dtype are None where they are not known beforehand. Slots always live beside their variable.
         variable_partitioner: One of `tf.distribute.experimental.partitioners`, or None for whole variables.
         connect_timeout: Seconds to wait until every worker and PS answers; None is 600 s, or 60 s for a
             `LocalCluster`.
@@ -43,8 +43,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         ClusterConfigError: The source breaks a rule; every fault is listed.
         ClusterClosedError: The source is a `LocalCluster` that was closed.
         ClusterTimeoutError: A task did not answer in time; says who did and who did not.
-        UnsupportedError: An option has no such value, this process is not the coordinator, or a worker has several
-            GPUs.
+        UnsupportedError: An option has no such value, this process is not the coordinator, or a worker has
+            several GPUs.
 
     Example:
         >>> with tfps.LocalCluster(workers=2, ps=2) as cluster:
@@ -65,8 +65,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         local = source if isinstance(source, RunningCluster) else None
         if local is not None and local.closed:
             raise ClusterClosedError(
-                f"A LocalCluster must be open for a strategy to connect. Received: {local!r}, which was closed. "
-                "Start another one."
+                f"A LocalCluster must be open for a strategy to connect. Received: {local!r}. Start another one."
             )
         resolver = cluster_resolver(source)
         _check_role(resolver)
@@ -74,15 +73,15 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         jobs = {job: spec.job_tasks(job) for job in ("worker", "ps")}
         if connect_timeout is None:
             connect_timeout = _NAMED_CLUSTER_SECONDS if local is None else _LOCAL_CLUSTER_SECONDS
-        # TensorFlow's servers do not come back from a lost connection otherwise; it is read at the first one.
+        # Otherwise a call to a lost task waits for the task instead of failing.
         os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
         wait_for_tasks(jobs, connect_timeout)
         super().__init__(resolver, variable_partitioner)
         connected(self, spec, local)
         if self.num_replicas_in_sync > 1:
             raise UnsupportedError(
-                "A worker must have one replica. Received: "
-                f"{self.num_replicas_in_sync} GPUs per worker. Make one GPU visible to each (CUDA_VISIBLE_DEVICES)."
+                f"A worker must have one GPU at most. Received: {self.num_replicas_in_sync} GPUs per worker. "
+                "Make one visible to each, for example with CUDA_VISIBLE_DEVICES."
             )
         self._tasks = {job: len(addresses) for job, addresses in jobs.items()}
         self.variable_placement = variable_placement
@@ -117,8 +116,8 @@ class _Ledger:
         index = self._policy(name, *_shape_and_dtype(creation), tuple(self._bytes))
         if isinstance(index, bool) or not hasattr(index, "__index__") or not 0 <= index < len(self._bytes):
             raise UnsupportedError(
-                f"variable_placement must return the index of a parameter server, 0 to {len(self._bytes) - 1}. "
-                f"Received: {index!r} for the variable {name!r}. Return one of these integers."
+                f"variable_placement must return an integer from 0 to {len(self._bytes) - 1}, the index of a PS. "
+                f"Received: {index!r} for the variable {name!r}. Return one of these."
             )
         return int(index)
 
@@ -136,7 +135,7 @@ class _Ledger:
 
 
 def _shape_and_dtype(creation: dict[str, Any]) -> tuple[tuple[int, ...] | None, tf.DType | None]:
-    """Shape and dtype of a variable before it is made, without computing its value where that can be avoided."""
+    """Shape and dtype of a variable before it is made, None where unknown. No value is computed."""
     initial = creation.get("initial_value")
     shape = creation.get("shape")
     dtype = creation.get("dtype")
@@ -158,8 +157,8 @@ def _shape_and_dtype(creation: dict[str, Any]) -> tuple[tuple[int, ...] | None, 
 def _check_options(variable_placement: Any, connect_timeout: Any) -> None:
     if variable_placement not in ("balanced", "round_robin") and not callable(variable_placement):
         raise UnsupportedError(
-            "variable_placement must be 'balanced', 'round_robin' or a function of (name, shape, dtype, ps_bytes). "
-            f"Received: {variable_placement!r}. Leave it out for 'balanced'."
+            "variable_placement must be 'balanced', 'round_robin' or a function of name, shape, dtype and "
+            f"ps_bytes. Received: {variable_placement!r}. Leave it out for 'balanced'."
         )
     if connect_timeout is not None and not (
         isinstance(connect_timeout, (int, float)) and 0 < connect_timeout < math.inf
@@ -173,7 +172,7 @@ def _check_options(variable_placement: Any, connect_timeout: Any) -> None:
 def _check_role(resolver: Any) -> None:
     if resolver.task_type in ("worker", "ps", "evaluator"):
         raise UnsupportedError(
-            "A ParameterServerStrategy must be made in the coordinator's process alone. Received: this process is "
-            f"{resolver.task_type} {resolver.task_id}. Let a worker or ps run tf.distribute.Server(...).join(), and "
-            "an evaluator evaluate without this strategy."
+            "A ParameterServerStrategy must be made in the coordinator's process alone. Received: the task type "
+            f"{resolver.task_type!r}. Let a worker or ps run tf.distribute.Server(...).join() instead, and an "
+            "evaluator evaluate without this strategy."
         )

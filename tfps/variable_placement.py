@@ -63,7 +63,7 @@ class Placement:
 
 def shape_and_dtype(creation: dict[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
     """The shape and dtype a variable will have, without making its value."""
-    value = creation.get("initial_value")
+    value: Any = creation.get("initial_value")
     shape, dtype = creation.get("shape"), creation.get("dtype")
     if callable(value) and hasattr(value, "shape"):
         shape = value.shape

@@ -51,9 +51,7 @@ def cluster():
 
 
 def test_four_workers_on_one_core_train_and_the_program_ends():
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN_ON_TWO_CLUSTERS], capture_output=True, text=True, timeout=90
-    )
+    done = subprocess.run([sys.executable, "-c", TRAIN_ON_TWO_CLUSTERS], capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == ["first 20", "closed True", "second 200"]
 

@@ -87,9 +87,7 @@ os._exit(0)
 def program(code, *arguments, stdin=subprocess.DEVNULL):
     """A Python program that has 60 seconds to live; like a program in a terminal, its own process group."""
     command = [sys.executable, *(arguments or ("-c", code))]
-    with subprocess.Popen(
-        command, stdin=stdin, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as running:
+    with subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
         limit = threading.Timer(60, running.kill)
         limit.start()
         try:
@@ -180,6 +178,14 @@ def test_a_task_that_dies_early_says_why(cluster):
         cluster.kill("worker", 0)
     cluster.restart("worker", 0)
     assert accepts_connections(cluster.cluster_spec["worker"][0])
+
+
+def test_a_launcher_that_cannot_start_says_why(monkeypatch, tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('broken install')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(TaskFailedError, match=r"launcher .* exit code 1, ") as failure:
+        LocalCluster(workers=1, ps=1, processes=True)
+    assert str(failure.value).endswith("ImportError: broken install")
 
 
 def test_tasks_that_are_not_up_in_time_are_named_and_ended(monkeypatch):

@@ -1,7 +1,7 @@
 """The rules of a cluster's description: a dict enters, a checked `ClusterDescription` leaves.
 
-Whatever wrote the description (a person, SageMaker, Kubeflow, Vertex AI), one normal form goes on to TensorFlow.
-Every fault is collected before anything is raised: starting a cluster again for each of them takes too long.
+Whatever wrote the description (a person, SageMaker, Kubeflow, Vertex AI), TensorFlow gets one normal form.
+Every fault is collected before anything is raised: starting a cluster again for each takes too long.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ClusterDescription:
     """A checked description of a cluster, and of this process's task in it.
 
     Attributes:
-        jobs: The training cluster's addresses (`"host:port"`) by job: `worker`, `ps` and, where given, `chief`.
+        jobs: The training cluster's addresses (`"host:port"`) by job: `worker`, `ps`, and `chief` if given.
         evaluator: The evaluators' addresses; they are no part of the training cluster.
         task_type: This process's job, `"evaluator"` included; None for a coordinator outside of the cluster.
         task_id: This process's index in its job; None with `task_type`.
@@ -129,8 +129,8 @@ def _find_cluster(config: Mapping[Any, Any], faults: Faults) -> Mapping[Any, Any
         faults.add(
             'A TF_CONFIG must have the key "cluster", which lists every task',
             f"only sparseCluster, {config['sparseCluster']!r}",
-            "Kubeflow writes sparseCluster when workers may come and go, and it names only the tasks this one "
-            "talks to. Turn enableDynamicWorker off in the TFJob, or pass the whole cluster",
+            "Kubeflow writes sparseCluster when workers may come and go, with only the tasks this one talks "
+            "to. Turn enableDynamicWorker off in the TFJob, or pass the whole cluster",
         )
         return None
     elif any(key in config for key in _CONFIG_KEYS):
@@ -141,9 +141,7 @@ def _find_cluster(config: Mapping[Any, Any], faults: Faults) -> Mapping[Any, Any
         )
         return None
     if not isinstance(cluster, Mapping):
-        faults.add(
-            '"cluster" must be an object of jobs and their addresses', repr(cluster), _example("worker")
-        )
+        faults.add('"cluster" must be an object of jobs and their addresses', repr(cluster), _example("worker"))
         return None
     return cluster
 
@@ -159,9 +157,7 @@ def _read_jobs(cluster: Mapping[Any, Any], faults: Faults) -> dict[str, list[str
         faults.add("The chief must be given once", "both 'chief' and 'master'", "Keep one of them")
     for job in ("worker", "ps"):
         if job not in jobs:
-            faults.add(
-                f"The cluster must have at least one {job}", f"the jobs {list(cluster)}", _example(job)
-            )
+            faults.add(f"The cluster must have a {job}", f"the jobs {list(cluster)}", _example(job))
     if len(jobs.get("chief", ())) > 1:
         faults.add("There must be one chief at most", f"{jobs['chief']}", "Keep the first address only")
     _find_duplicates(jobs, faults)
@@ -255,9 +251,7 @@ def _find_duplicates(jobs: Mapping[str, list[str]], faults: Faults) -> None:
                 )
 
 
-def _read_task(
-    task: Any, jobs: Mapping[str, list[str]], faults: Faults
-) -> tuple[str, int] | tuple[None, None]:
+def _read_task(task: Any, jobs: Mapping[str, list[str]], faults: Faults) -> tuple[str, int] | tuple[None, None]:
     """This process's job and index; without a task it is the coordinator, in the cluster or outside of it."""
     if task is None or task == {}:
         return ("chief", 0) if "chief" in jobs else (None, None)
@@ -280,22 +274,16 @@ def _read_task_type(given: Any, jobs: Mapping[str, list[str]], faults: Faults) -
     if job in jobs or job == "evaluator":
         return job
     remedy = f'Add "{job}": ["host:port"] to the cluster' if job in _JOBS else "Name one of the jobs"
-    faults.add(
-        "The task's type must be a job of the cluster", f"{given!r}, with the jobs {list(jobs)}", remedy
-    )
+    faults.add("The task's type must be a job of the cluster", f"{given!r}, with the jobs {list(jobs)}", remedy)
     return None
 
 
-def _read_task_index(
-    given: Any, job: str | None, jobs: Mapping[str, list[str]], faults: Faults
-) -> int | None:
+def _read_task_index(given: Any, job: str | None, jobs: Mapping[str, list[str]], faults: Faults) -> int | None:
     index = given
     if isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 10:
         index = int(given)
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        faults.add(
-            "The task's index must be an integer of at least 0", repr(given), "Count from 0 in each job"
-        )
+        faults.add("The task's index must be an integer of at least 0", repr(given), "Count from 0 in each job")
         return None
     tasks = jobs.get(job, []) if job else []
     if tasks and index >= len(tasks):
@@ -312,7 +300,8 @@ def _warn_of_loopback(jobs: Mapping[str, list[str]]) -> None:
 
     It is a warning because one machine may go by two names.
     """
-    here, elsewhere = [], []
+    here: list[str] = []
+    elsewhere: list[str] = []
     for job, addresses in jobs.items():
         for index, address in enumerate(addresses):
             group = here if split_address(address)[0] in _LOOPBACK else elsewhere

@@ -1,7 +1,7 @@
-"""The cluster that this process is connected to: strategies enter as they connect; who may still train leaves.
+"""The cluster that this process is connected to: strategies enter as they connect, to be asked for.
 
-TensorFlow has one connection per process. Connecting to another cluster makes every variable of the first unusable:
-TensorFlow answers with an error about devices, and after coming back to the first cluster it may crash.
+TensorFlow has one connection per process. Connecting to another cluster makes every variable of the first
+unusable: TensorFlow speaks of invalid devices then, and crashes where the process came back to the first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def connected(strategy: Any, spec: tf.train.ClusterSpec, cluster: RunningCluster
     Args:
         strategy: The strategy; only a weak reference to it is kept.
         spec: The addresses it connected to.
-        cluster: The running cluster behind it, if this process started it; kept alive as long as the strategy.
+        cluster: The running cluster behind it, if this process started it; it lives as long as the strategy.
 
     Example:
         >>> connected(strategy, resolver.cluster_spec())
@@ -63,11 +63,11 @@ def check_usable(strategy: Any) -> None:
     remedy = "Make the strategy and, in its scope, the model again"
     if connection.cluster is not None and connection.cluster.closed:
         raise ClusterClosedError(
-            f"A model must be used before its cluster is closed. Received: a model on {connection.cluster!r}. "
+            f"A model must be used before its cluster is closed. Received: one on {connection.cluster!r}. "
             f"Start a cluster. {remedy}."
         )
     if connection.ordinal != _ordinal:
         raise ClusterClosedError(
-            "A model must be on the cluster that this process connected to last. Received: a model on an earlier "
-            f"one. {remedy}."
+            "A model must be on the cluster that this process connected to last. Received: one on an earlier "
+            f"cluster. {remedy}."
         )

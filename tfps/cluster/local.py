@@ -195,9 +195,7 @@ class LocalCluster:
             (f"{task_type} {task_id}", self._spec[task_type][task_id], self._task_state(task_type, task_id))
             for task_type, task_id in self._tasks
         ]
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-        )
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         return (
             f"<details open><summary>{html.escape(repr(self))}</summary><table>"
             f"<thead><tr><th>role</th><th>address</th><th>state</th></tr></thead><tbody>{body}</tbody></table></details>"

@@ -145,11 +145,10 @@ class TaskProcesses:
             self._request += 1
             try:
                 self._messages.send({"request": self._request, **order})
+                answer: dict[str, Any] = {}
                 # A call that was interrupted may have left its answer behind.
-                while (answer := self._messages.receive(deadline - time.monotonic()))[
-                    "request"
-                ] != self._request:
-                    pass
+                while answer.get("request") != self._request:
+                    answer = self._messages.receive(deadline - time.monotonic())
             except TimeoutError:
                 raise self._too_late() from None
             except (EOFError, OSError):
@@ -162,9 +161,7 @@ class TaskProcesses:
         return exit_codes
 
     def _too_late(self) -> ClusterTimeoutError:
-        tasks = [
-            (kind, index) for kind, addresses in self._cluster_spec.items() for index in range(len(addresses))
-        ]
+        tasks = [(kind, index) for kind, addresses in self._cluster_spec.items() for index in range(len(addresses))]
         up = [f"{kind} {index}" for kind, index in tasks if self._ready_file(kind, index).exists()]
         down = [f"{kind} {index}" for kind, index in tasks if not self._ready_file(kind, index).exists()]
         return ClusterTimeoutError(

@@ -35,8 +35,8 @@ class RunningCluster(Protocol):
 def cluster_resolver(source: Any = None) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
     """Make the resolver that tells TensorFlow's strategies where the tasks are.
 
-    `master` becomes `chief`, an `evaluator` stays out of the training cluster, and indices may be strings, so that
-    the descriptions of SageMaker, Kubeflow and Vertex AI work as they come.
+    `master` becomes `chief`, an `evaluator` stays out of the training cluster, and indices may be strings, so
+    that the descriptions of SageMaker, Kubeflow and Vertex AI work as they come.
 
     Args:
         source: One of these:
@@ -52,7 +52,7 @@ def cluster_resolver(source: Any = None) -> tf.distribute.cluster_resolver.Simpl
         coordinator that the cluster does not list.
 
     Raises:
-        ClusterConfigError: Nothing describes the cluster, or the description breaks a rule; every fault is listed.
+        ClusterConfigError: Nothing describes the cluster, or what does breaks a rule; lists every fault.
 
     Example:
         >>> resolver = cluster_resolver({"worker": ["localhost:2222"], "ps": ["localhost:2223"]})
@@ -78,7 +78,7 @@ def describe_cluster(source: Any = None) -> ClusterDescription:
         The checked description.
 
     Raises:
-        ClusterConfigError: Nothing describes the cluster, or the description breaks a rule; every fault is listed.
+        ClusterConfigError: Nothing describes the cluster, or what does breaks a rule; lists every fault.
 
     Example:
         >>> describe_cluster({"worker": ["a:1"], "ps": ["b:1"], "evaluator": ["c:1"]}).evaluator
@@ -99,8 +99,8 @@ def describe_cluster(source: Any = None) -> ClusterDescription:
     if isinstance(source, RunningCluster):
         return parse_cluster({"cluster": source.cluster_spec})
     _refuse(
-        "A cluster must be described by a dict, JSON text, the path of a JSON file, a tf.train.ClusterSpec, a "
-        "ClusterResolver, a LocalCluster or None",
+        "A cluster must be described by a dict, JSON text, the path of a JSON file, a tf.train.ClusterSpec, "
+        "a ClusterResolver, a LocalCluster or None",
         f"{source!r}, a {type(source).__name__}",
         'Write for example {"worker": ["host:2222"], "ps": ["host:2223"]}',
     )
@@ -156,7 +156,7 @@ def _from_json(text: str, where: str) -> ClusterDescription:
 
 def _from_resolver(resolver: Any) -> ClusterDescription:
     cluster = resolver.cluster_spec().as_dict()
-    config = {"cluster": cluster, "rpc_layer": resolver.rpc_layer}
+    config = {"cluster": cluster, "rpc_layer": getattr(resolver, "rpc_layer", None)}
     # A resolver may speak for a chief that its cluster does not list; that is a coordinator outside of it.
     if resolver.task_type and (resolver.task_type != "chief" or "chief" in cluster):
         config["task"] = {"type": resolver.task_type, "index": resolver.task_id}

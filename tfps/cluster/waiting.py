@@ -25,8 +25,8 @@ _SECONDS_BETWEEN_LINES = 10.0
 def wait_for_tasks(jobs: Mapping[str, list[str]], timeout: float, option: str = "connect_timeout") -> None:
     """Wait until every task accepts a connection, and show on standard error what is still missing.
 
-    A terminal gets one line that is rewritten each second, anything else a line every ten seconds, and nothing is
-    shown where all tasks answer within a second.
+    A terminal gets one line that is rewritten each second, anything else a line every ten seconds, and nothing
+    is shown where all tasks answer within a second.
 
     Args:
         jobs: Addresses (`"host:port"`) by job.
@@ -64,7 +64,7 @@ def wait_for_tasks(jobs: Mapping[str, list[str]], timeout: float, option: str = 
 class _Probe(threading.Thread):
     """Tries one task again and again until it answers.
 
-    Each task has a thread of its own, because neither looking a name up nor connecting ends at a time we can set.
+    Each task has a thread of its own, because looking a name up may take longer than any deadline.
     """
 
     def __init__(self, job: str, index: int, address: str):
@@ -79,7 +79,7 @@ class _Probe(threading.Thread):
         while not self.stopped.is_set():
             try:
                 socket.create_connection(self._address, timeout=_CONNECT_SECONDS).close()
-            except socket.gaierror:
+            except (socket.gaierror, UnicodeError):
                 self.problem = f"the name {self._address[0]!r} does not resolve"
             except OSError as error:
                 self.problem = (error.strerror or "timed out").lower()
@@ -100,9 +100,8 @@ class _Display:
 
     def show(self, waiting: Iterable[_Probe], seconds_left: float) -> None:
         names = [probe.task for probe in waiting]
-        text = (
-            f"Waiting for {len(names)} of {self._tasks} tasks, {seconds_left:.0f} s left: {', '.join(names)}"
-        )
+        head = f"Waiting for {len(names)} of {self._tasks} tasks, {seconds_left:.0f} s left"
+        text = f"{head}: {', '.join(names)}"
         self._shown = True
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1

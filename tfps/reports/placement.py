@@ -160,9 +160,7 @@ class PlacementReport:
         """
         pandas = import_extra("pandas", ".to_pandas()")
         columns = list(VariableRow.__dataclass_fields__)
-        return pandas.DataFrame([vars(row) for row in self.variables], columns=columns).astype(
-            {"ps": "Int64"}
-        )
+        return pandas.DataFrame([vars(row) for row in self.variables], columns=columns).astype({"ps": "Int64"})
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws a bar of bytes per parameter server, coloured by variable; a slot has its variable's colour.
@@ -211,8 +209,7 @@ class PlacementReport:
     @property
     def _tables(self) -> list[Table]:
         servers = [
-            (str(row.ps), f"{row.variables:,}", human_bytes(row.bytes), f"{row.share:.1%}")
-            for row in self.servers
+            (str(row.ps), f"{row.variables:,}", human_bytes(row.bytes), f"{row.share:.1%}") for row in self.servers
         ]
         variables = [
             (
@@ -268,9 +265,7 @@ def placement(model: keras.Model) -> PlacementReport:
     if not model.variables:
         notes.append("The model has no variables yet: build it, or call it on data, and ask again.")
     if any(not optimizer.built for optimizer in optimizers_of(model)):
-        notes.append(
-            "The optimizer has no slots yet, so none are counted: it makes them when training starts."
-        )
+        notes.append("The optimizer has no slots yet, so none are counted: it makes them when training starts.")
     if outside := [row.path for row in rows if row.ps is None]:
         more = f" and {len(outside) - NAMED_IN_NOTE:,} more" if len(outside) > NAMED_IN_NOTE else ""
         notes.append(

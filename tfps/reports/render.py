@@ -95,9 +95,7 @@ def _text_table(table: Table) -> str:
     text = [table.title]
     for line in lines:
         cells = zip(line, table.columns, widths, strict=True)
-        aligned = (
-            cell.rjust(width) if column in table.right else cell.ljust(width) for cell, column, width in cells
-        )
+        aligned = (cell.rjust(width) if column in table.right else cell.ljust(width) for cell, column, width in cells)
         text.append("  ".join(aligned).rstrip())
     return "\n".join([*text, table.rows_left_out(TEXT_ROWS)]).rstrip()
 
@@ -113,8 +111,7 @@ def _html_table(table: Table) -> str:
 
     def line(tag: str, texts: tuple[str, ...]) -> str:
         cells = (
-            f'<{tag} style="text-align:{side}">{escape(text)}</{tag}>'
-            for text, side in zip(texts, sides, strict=True)
+            f'<{tag} style="text-align:{side}">{escape(text)}</{tag}>' for text, side in zip(texts, sides, strict=True)
         )
         return f"<tr>{''.join(cells)}</tr>"
 
@@ -149,9 +146,7 @@ def import_extra(module: str, purpose: str) -> Any:
         ) from error
 
 
-def stacked_bars(
-    parts: Mapping[str, Sequence[int]], *, title: str, xlabel: str, ax: Axes | None = None
-) -> Axes:
+def stacked_bars(parts: Mapping[str, Sequence[int]], *, title: str, xlabel: str, ax: Axes | None = None) -> Axes:
     """Draws one bar of bytes per position, stacked from parts that keep their colour from bar to bar.
 
     Args:

@@ -91,8 +91,8 @@ class ClusterEpochIterator(EpochIterator):
         """The dataset ran out before the epoch did: as in Keras, warn if more was asked for."""
         self._turns = iter(())
         self._current_iterator = None
-        if self._num_batches is None:
-            self._num_batches = self._steps_seen if self.steps_per_epoch else steps
+        if self.num_batches is None:
+            self._num_batches: int | None = steps
         if self.steps_per_epoch:
             self._interrupted_warning()
         self.data_adapter.on_epoch_end()

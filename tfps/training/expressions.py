@@ -15,10 +15,55 @@ import tensorflow as tf
 # Cheap ops without state: evaluating them again elsewhere costs less than moving their result.
 CHEAP_OPS = frozenset(
     {
-        *("Abs", "Add", "AddV2", "BiasAdd", "Cast", "ClipByValue", "Div", "DivNoNan", "Equal", "Exp", "ExpandDims"),
-        *("FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Identity", "Less", "LessEqual", "Log", "LogicalAnd"),
-        *("LogicalNot", "LogicalOr", "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "Neg", "NotEqual", "Pow"),
-        *("RealDiv", "Reciprocal", "Relu", "Reshape", "Rsqrt", "Select", "SelectV2", "Sign", "Sqrt", "Square"),
+        *(
+            "Abs",
+            "Add",
+            "AddV2",
+            "BiasAdd",
+            "Cast",
+            "ClipByValue",
+            "Div",
+            "DivNoNan",
+            "Equal",
+            "Exp",
+            "ExpandDims",
+        ),
+        *(
+            "FloorDiv",
+            "FloorMod",
+            "Greater",
+            "GreaterEqual",
+            "Identity",
+            "Less",
+            "LessEqual",
+            "Log",
+            "LogicalAnd",
+        ),
+        *(
+            "LogicalNot",
+            "LogicalOr",
+            "Max",
+            "Maximum",
+            "Mean",
+            "Min",
+            "Minimum",
+            "Mul",
+            "Neg",
+            "NotEqual",
+            "Pow",
+        ),
+        *(
+            "RealDiv",
+            "Reciprocal",
+            "Relu",
+            "Reshape",
+            "Rsqrt",
+            "Select",
+            "SelectV2",
+            "Sign",
+            "Sqrt",
+            "Square",
+        ),
         *("SquaredDifference", "Squeeze", "Sub", "Sum", "Xdivy", "ZerosLike", "OnesLike"),
     }
 )
@@ -87,9 +132,7 @@ def replay(ops: Sequence[tf.Operation], substitutes: Mapping[Any, tf.Tensor]) ->
             if tensor.op.type == "Const" and tensor.ref() not in values:
                 values[tensor.ref()] = _copy(tensor.op, []).outputs[0]
         inputs = [values.get(tensor.ref(), tensor) for tensor in op.inputs]
-        values.update(
-            (old.ref(), new) for old, new in zip(op.outputs, _copy(op, inputs).outputs, strict=True)
-        )
+        values.update((old.ref(), new) for old, new in zip(op.outputs, _copy(op, inputs).outputs, strict=True))
     return values
 
 

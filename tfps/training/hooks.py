@@ -86,8 +86,10 @@ def _updates() -> None:
     _replace(
         extended,
         "_replica_ctx_all_reduce",
-        lambda reduce: lambda self, op, value, options=None: (
-            value if self._num_replicas_in_sync == 1 else reduce(self, op, value, options)
+        lambda reduce: (
+            lambda self, op, value, options=None: (
+                value if self._num_replicas_in_sync == 1 else reduce(self, op, value, options)
+            )
         ),
     )
 
@@ -126,8 +128,8 @@ def _maker(kind: str, predicts: bool, make: Callable[..., Any]) -> Any:
     def make_function(self: Any, force: bool = False) -> Any:
         if not _is_under_ps(self):
             return make(self, force=force)
+        prepare(self)
         if getattr(self, attribute) is None or force:
-            prepare(self)
             setattr(self, attribute, ClusterFunction(self, getattr(self, f"{kind}_step"), predicts))
         return getattr(self, attribute)
 

@@ -40,4 +40,3 @@ def assign_share(trace: Trace, variable: CachingVariable, value: tf.Tensor) -> b
         return True
     trace.plan.on_ps.add(variable.ref())
     return False
-

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfps._compat import CachingVariable, read_natively, record_read
+from tfps._compat import CachingVariable, WhileBodyFuncGraph, read_natively, record_read
 from tfps.training import metrics
 from tfps.training.graphs import control_flow_between, count_writes, current_graph
-from tfps.training.trace import Trace, WhileBodyFuncGraph, active_trace
+from tfps.training.trace import Trace, active_trace
 from tfps.training.updates import is_beside_update, read_on_arrival
 
 

@@ -8,13 +8,14 @@ it. Executions run ahead of the reports by a bounded number, and a slow worker d
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfps._compat import wait_until_ready
+from tfps._compat import ran_on, wait_until_ready
 from tfps.training.seeds import SeedStates
 from tfps.training.step import CompiledStep
 
@@ -25,9 +26,11 @@ class Execution:
 
     Attributes:
         results: The remote results, in the order of the steps.
+        steps: How many steps each of them is the result of.
     """
 
     results: list[Any]
+    steps: list[int]
 
     def is_over(self, timeout: float = 0.0) -> bool:
         """Whether every part has finished, waiting up to `timeout` seconds for each."""
@@ -40,11 +43,13 @@ class Run:
     Args:
         step: The step.
         coordinator: The strategy's coordinator.
+        steps_by_worker: Counts the finished steps of each worker.
     """
 
-    def __init__(self, step: CompiledStep, coordinator: Any):
+    def __init__(self, step: CompiledStep, coordinator: Any, steps_by_worker: Counter[int | None]):
         self._step = step
         self._coordinator = coordinator
+        self._steps_by_worker = steps_by_worker
         self._seeds = SeedStates(step.draws)
         self._totals = [tf.convert_to_tensor(variable) for variable in step.metric_variables]
 
@@ -57,15 +62,16 @@ class Run:
         Returns:
             The execution, under way.
         """
+        groups = self._groups(batches)
         results = []
-        for group in self._groups(batches):
+        for group in groups:
             seeds = np.stack([self._seeds.take() for _ in group])
             if len(group) == 1:
                 step, batch, seeds = self._step.one, group[0], seeds[0]
             else:
                 step, batch = self._step.many, tf.nest.map_structure(lambda *parts: tf.stack(parts), *group)
             results.append(self._coordinator.schedule(step, args=(batch, tf.constant(seeds, tf.int64))))
-        return Execution(results)
+        return Execution(results, [len(group) for group in groups])
 
     def _groups(self, batches: Sequence[Any]) -> list[list[Any]]:
         """The batches in runs of equal shapes, which one call can take; a short last batch goes alone."""
@@ -87,6 +93,8 @@ class Run:
             Its logs, with the metrics as they stand after it; for a prediction the outputs, concatenated.
         """
         values = [result.get() for result in execution.results]
+        for result, steps in zip(execution.results, execution.steps, strict=True):
+            self._steps_by_worker[ran_on(result)] += steps
         if self._step.logs is None:
             return values
         logs = None

@@ -71,9 +71,9 @@ def _trace(strategy: Any, method: Callable[[Any], Any], spec: Any, plan: Plan, p
     def one(batch: Any, seeds: tf.Tensor) -> Any:
         trace = Trace(plan, tf.compat.v1.get_default_graph(), seeds)
         traces.append(trace)
-        with strategy.scope(), tf.distribute.ReplicaContext(strategy, 0), tf.variable_creator_scope(lifted):
-            with tracing(trace):
-                result = tf.nest.map_structure(as_tensor, method(batch))
+        one_replica = tf.distribute.ReplicaContext(strategy, 0)
+        with strategy.scope(), one_replica, tf.variable_creator_scope(lifted), tracing(trace):
+            result = tf.nest.map_structure(as_tensor, method(batch))
         trace.learn()
         if predicts:
             return result

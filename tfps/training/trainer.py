@@ -7,6 +7,7 @@ are the epoch iterator and the functions the loops call on what it yields.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfps._compat import concatenate, symbolic_build
+from tfps.cluster.current import check_usable
 from tfps.errors import UnsupportedError
 from tfps.training.adopt import adopt
 from tfps.training.datasets import as_tensor
@@ -29,12 +31,16 @@ class ClusterFunction:
         model: The model.
         method: Its step method.
         predicts: Whether the method returns outputs, not logs.
+
+    Attributes:
+        steps_by_worker: How many steps each worker has finished, by its index.
     """
 
     def __init__(self, model: keras.Model, method: Callable[[Any], Any], predicts: bool = False):
         self._strategy = model.distribute_strategy
         self._method = method
         self._predicts = predicts
+        self.steps_by_worker: Counter[int | None] = Counter()
         self._compiled: dict[Any, CompiledStep] = {}
 
     def __call__(self, turn: Any) -> Any:
@@ -56,7 +62,7 @@ class ClusterFunction:
         key = (tuple(map(str, tf.nest.flatten(spec))), str(tf.nest.map_structure(lambda _: 0, spec)))
         if key not in self._compiled:
             self._compiled[key] = compile_step(self._strategy, self._method, spec, self._predicts)
-        return Run(self._compiled[key], coordinator)
+        return Run(self._compiled[key], coordinator, self.steps_by_worker)
 
     def _on_batches(self, batches: list[Any]) -> Any:
         batches = [tf.nest.map_structure(as_tensor, batch) for batch in batches]
@@ -72,7 +78,7 @@ class ClusterFunction:
 
 def prepare(model: keras.Model) -> None:
     """Make sure `model` can be run by its strategy's workers, whatever was made where."""
-    # TODO check_usable
+    check_usable(model.distribute_strategy)
     if model.run_eagerly:
         raise UnsupportedError(
             "A model under a parameter-server strategy must run as a graph, on workers in other processes. "
