@@ -51,7 +51,12 @@ def faults_of(config):
         ({"clusters": GOOD}, 'the key "cluster"', "'clusters'", 'mean "cluster"?'),
         ({"cluster": [1]}, '"cluster" must be an object', "[1]", '"worker": ["host:port"'),
         ({"task": {"type": "worker", "index": 0}}, 'the key "cluster"', "['task']", 'jobs under "cluster"'),
-        ({"sparseCluster": {"ps": PS}}, "lists every task", "10.0.0.3", "enableDynamicWorker"),
+        (
+            {"sparseCluster": {"ps": PS}, "task": {"type": "ps", "index": 0}},
+            "lists every task",
+            "10.0.0.3",
+            "enableDynamicWorker",
+        ),
         ({"cluster": GOOD, "rpc_layer": 3}, '"rpc_layer" must be', "3", "Leave it out"),
     ],
 )

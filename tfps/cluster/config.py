@@ -270,8 +270,8 @@ def _read_task(task: Any, jobs: Mapping[str, list[str]], faults: Faults) -> tupl
 
 def _read_task_type(given: Any, jobs: Mapping[str, list[str]], faults: Faults) -> str | None:
     job = _SYNONYMS.get(given, given) if isinstance(given, str) else None
-    # TensorFlow keeps evaluators out of the cluster, so one may be listed nowhere.
-    if job in jobs or job == "evaluator":
+    # An evaluator may be listed nowhere, and without any job the missing ones are the fault.
+    if job in jobs or job == "evaluator" or (job in _JOBS and not jobs):
         return job
     remedy = f'Add "{job}": ["host:port"] to the cluster' if job in _JOBS else "Name one of the jobs"
     faults.add("The task's type must be a job of the cluster", f"{given!r}, with the jobs {list(jobs)}", remedy)

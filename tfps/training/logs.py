@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfps.training.expressions import path, replay, side_inputs
+from tfps.training.packing import Packing
 
 
 class LogFormula:
@@ -52,15 +53,6 @@ class LogFormula:
             extras.setdefault(tensor.ref(), tensor)
         self.extras = list(extras.values())
 
-    def has_static_shapes(self) -> bool:
-        """Whether the shape of everything that travels is known before the step runs."""
-        return all(tensor.shape.is_fully_defined() for tensor in [*self.shares, *self.extras])
-
-    @staticmethod
-    def zeros(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Zeros of the shapes and dtypes of `tensors`."""
-        return [tf.zeros(tensor.shape, tensor.dtype) for tensor in tensors]
-
     def evaluate(self, totals: Sequence[tf.Tensor], extras: Sequence[tf.Tensor]) -> Any:
         """The logs for other values of the shares, with ops in the current graph."""
         values = {old.ref(): new for old, new in zip(self.shares, totals, strict=True)}
@@ -74,13 +66,20 @@ class Logs:
 
     Args:
         formula: How logs follow from shares.
+
+    Attributes:
+        shares: How the shares travel, and how running totals are kept.
+        extras: How the extras travel.
     """
 
     def __init__(self, formula: LogFormula):
+        self.shares = Packing(formula.shares)
+        self.extras = Packing(formula.extras)
+
         @tf.function(autograph=False, jit_compile=False)
         def add(totals: list[tf.Tensor], shares: list[tf.Tensor], extras: list[tf.Tensor]) -> Any:
             totals = [total + share for total, share in zip(totals, shares, strict=True)]
-            return totals, formula.evaluate(totals, extras)
+            return totals, formula.evaluate(self.shares.unpack(totals), self.extras.unpack(extras))
 
         self._add = add
 
@@ -88,12 +87,12 @@ class Logs:
         """Add a finished execution to the running totals.
 
         Args:
-            totals: The running total of each metric variable.
-            shares: What the execution adds to each.
-            extras: The last step's other tensors that the logs need.
+            totals: The running totals, packed.
+            shares: What the execution adds to them, packed.
+            extras: The last step's other tensors that the logs need, packed.
 
         Returns:
-            The new totals and the logs.
+            The new totals, packed, and the logs.
         """
         return self._add(totals, shares, extras)
 

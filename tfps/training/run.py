@@ -51,7 +51,9 @@ class Run:
         self._coordinator = coordinator
         self._steps_by_worker = steps_by_worker
         self._seeds = SeedStates(step.draws)
-        self._totals = [tf.convert_to_tensor(variable) for variable in step.metric_variables]
+        self._totals: list[tf.Tensor] = []
+        if step.logs is not None:
+            self._totals = step.logs.shares.pack([tf.convert_to_tensor(v) for v in step.metric_variables])
 
     def start(self, batches: Sequence[Any]) -> Execution:
         """Send the steps of one execution out.
@@ -69,7 +71,7 @@ class Run:
             if len(group) == 1:
                 step, batch, seeds = self._step.one, group[0], seeds[0]
             else:
-                step, batch = self._step.many, tf.nest.map_structure(lambda *parts: tf.stack(parts), *group)
+                step, batch = self._step.many, tf.nest.map_structure(_stack, *group)
             results.append(self._coordinator.schedule(step, args=(batch, tf.constant(seeds, tf.int64))))
         return Execution(results, [len(group) for group in groups])
 
@@ -104,6 +106,12 @@ class Run:
 
     def write_back(self) -> None:
         """Leave metrics and seed generators as if every step had run here."""
-        for variable, total in zip(self._step.metric_variables, self._totals, strict=True):
-            variable.assign(total)
+        if self._step.logs is not None:
+            totals = self._step.logs.shares.unpack(self._totals)
+            for variable, total in zip(self._step.metric_variables, totals, strict=True):
+                variable.assign(total)
         self._seeds.write_back()
+
+
+def _stack(*parts: Any) -> Any:
+    return None if parts[0] is None else tf.stack(parts)

@@ -27,8 +27,8 @@ class CompiledStep:
     """A traced step.
 
     Attributes:
-        one: Takes a batch and seeds of shape (generators, 2); returns `(shares, extras)`, or the outputs themselves
-            for a prediction.
+        one: Takes a batch and seeds of shape (generators, 2); returns `(shares, extras)`, packed, or the outputs
+            themselves for a prediction.
         many: The same for a stack of batches and seeds of shape (steps, generators, 2).
         metric_variables: The variables that the shares belong to, in order.
         draws: Each seed generator and, for every draw of a step, whether it is ordered.
@@ -65,7 +65,7 @@ def compile_step(strategy: Any, method: Callable[[Any], Any], spec: Any, predict
 
 def _trace(strategy: Any, method: Callable[[Any], Any], spec: Any, plan: Plan, predicts: bool) -> CompiledStep:
     traces: list[Trace] = []
-    formulas: list[LogFormula] = []
+    logs: list[Logs] = []
 
     @tf.function(autograph=False, jit_compile=False)
     def one(batch: Any, seeds: tf.Tensor) -> Any:
@@ -78,41 +78,47 @@ def _trace(strategy: Any, method: Callable[[Any], Any], spec: Any, plan: Plan, p
         if predicts:
             return result
         formula = LogFormula(result, [share for _, share in trace.shares.values()])
-        formulas.append(formula)
-        return formula.shares, formula.extras
+        logs.append(Logs(formula))
+        return logs[-1].shares.pack(formula.shares), logs[-1].extras.pack(formula.extras)
 
     seeds = tf.TensorSpec([None, 2], tf.int64)
     concrete = one.get_concrete_function(spec, seeds)
     trace = traces[-1]
     return CompiledStep(
         one=concrete,
-        many=None if predicts else _repeated(concrete, spec, formulas[-1]),
+        many=None if predicts else _repeated(concrete, spec, logs[-1]),
         metric_variables=[variable for variable, _ in trace.shares.values()],
         draws=list(trace.draws.values()),
-        logs=None if predicts else Logs(formulas[-1]),
+        logs=None if predicts else logs[-1],
     )
 
 
-def _repeated(one: Any, spec: Any, formula: LogFormula) -> Any:
+def _repeated(one: Any, spec: Any, logs: Logs) -> Any:
     """`one` in a loop over a stack of batches; None where batches can not be stacked."""
-    flat = tf.nest.flatten(spec)
-    if not all(isinstance(s, tf.TensorSpec) for s in flat) or not formula.has_static_shapes():
+    stackable = all(isinstance(s, tf.TensorSpec) for s in tf.nest.flatten(spec) if s is not None)
+    if not stackable or not logs.shares.is_static() or not logs.extras.is_static():
         return None
 
     @tf.function(autograph=False, jit_compile=False)
     def many(batches: Any, seeds: tf.Tensor) -> Any:
         def turn(step: tf.Tensor, sums: list[tf.Tensor], extras: list[tf.Tensor]) -> Any:
             del extras  # the last step's are the ones that are logged
-            shares, new_extras = one(tf.nest.map_structure(lambda x: x[step], batches), seeds[step])
+            shares, new_extras = one(_each(lambda x: x[step], batches), seeds[step])
             return step + 1, [total + share for total, share in zip(sums, shares, strict=True)], new_extras
 
         steps = tf.shape(seeds)[0]
-        start = (0, formula.zeros(formula.shares), formula.zeros(formula.extras))
-        _, sums, extras = tf.while_loop(lambda step, *_: step < steps, turn, start, parallel_iterations=1)
+        zeros = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), one.structured_outputs)
+        _, sums, extras = tf.while_loop(
+            lambda step, *_: step < steps, turn, (0, list(zeros[0]), list(zeros[1])), parallel_iterations=1
+        )
         return sums, extras
 
-    stacked = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), spec)
+    stacked = _each(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), spec)
     return many.get_concrete_function(stacked, tf.TensorSpec([None, None, 2], tf.int64))
+
+
+def _each(change: Callable[[Any], Any], batch: Any) -> Any:
+    return tf.nest.map_structure(lambda x: None if x is None else change(x), batch)
 
 
 def lifted(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
