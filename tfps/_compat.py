@@ -71,8 +71,8 @@ def place_variables_with(
     Args:
         strategy: A parameter-server strategy.
         choose: Takes the keyword arguments of the variable's creation (`name`, `shape`, `dtype`, `initial_value`,
-            ...) and returns the index of a parameter server.
-        created: Called with every new variable, those made beside another one included.
+            ...) and returns the index of a parameter server. Asked once per shard.
+        created: Called with every new variable: shards one by one, and those made beside another one.
     """
     extended = strategy.extended
     deal_out = extended._create_variable_round_robin
@@ -80,15 +80,18 @@ def place_variables_with(
 
     def create_where_chosen(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         extended._variable_count = choose(kwargs)
-        return deal_out(next_creator, **kwargs)
-
-    def create_and_tell(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        variable = create(next_creator, **kwargs)
+        variable = deal_out(next_creator, **kwargs)
         created(variable)
         return variable
 
+    def create_beside(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        variable = create(next_creator, **kwargs)
+        if "colocate_with" in kwargs:
+            created(variable)
+        return variable
+
     extended._create_variable_round_robin = create_where_chosen
-    extended._create_variable = create_and_tell
+    extended._create_variable = create_beside
 
 
 def record_read(variable: Any, value: tf.Tensor) -> None:

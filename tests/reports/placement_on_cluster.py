@@ -14,10 +14,7 @@ from tfps.reports.placement import placement
 
 
 def start_cluster(**tasks):
-    spec = {
-        job: [f"localhost:{portpicker.pick_unused_port()}" for _ in range(number)]
-        for job, number in tasks.items()
-    }
+    spec = {job: [f"localhost:{portpicker.pick_unused_port()}" for _ in range(number)] for job, number in tasks.items()}
     cluster = tf.train.ClusterSpec(spec)
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
     for job, addresses in spec.items():

@@ -27,9 +27,7 @@ def rows(path, shape, ps, slots=2, dtype="float32"):
         size *= dimension
     kinds = ["variable"] + ["slot"] * slots
     names = [path] + [f"adam/{path.replace('/', '_')}_{name}" for name in ("momentum", "velocity")[:slots]]
-    return [
-        VariableRow(name, kind, shape, dtype, size, ps, path) for name, kind in zip(names, kinds, strict=True)
-    ]
+    return [VariableRow(name, kind, shape, dtype, size, ps, path) for name, kind in zip(names, kinds, strict=True)]
 
 
 def report(*groups, num_ps, variable_placement="round_robin"):
@@ -112,9 +110,7 @@ def test_what_balanced_placement_itself_left_uneven_is_for_a_function():
     # Balanced in order of creation: 4 and 4 MB on 0 and 1, then 8 MB on 0. Largest first: 8 and 4 + 4.
     small = [rows(f"small{ps}/kernel", (1_000, 1_000), ps, slots=0) for ps in (0, 1)]
     large = rows("large/kernel", (2_000, 1_000), 0, slots=0)
-    assert report(*small, large, num_ps=2, variable_placement="balanced").remedy is None, (
-        "1.5 is not over 1.5"
-    )
+    assert report(*small, large, num_ps=2, variable_placement="balanced").remedy is None, "1.5 is not over 1.5"
     more = rows("more/kernel", (100_000, 10), 0, slots=0)
     remedy = report(*small, large, more, num_ps=2, variable_placement="balanced").remedy
     assert "A function as variable_placement" in remedy
@@ -194,9 +190,7 @@ def test_the_data_frame_has_the_rows(embedding_report):
 
 
 @pytest.mark.parametrize(("call", "module"), [("to_pandas", "pandas"), ("plot", "matplotlib.pyplot")])
-def test_without_the_extra_text_and_html_work_and_the_rest_names_it(
-    monkeypatch, embedding_report, call, module
-):
+def test_without_the_extra_text_and_html_work_and_the_rest_names_it(monkeypatch, embedding_report, call, module):
     monkeypatch.setitem(sys.modules, module, None)
     assert "19.2 MB" in str(embedding_report)
     assert "19.2 MB" in embedding_report._repr_html_()
@@ -257,9 +251,7 @@ def test_a_function_is_named_as_the_one_that_chose():
         return 0
 
     class Chosen(WideModel):
-        distribute_strategy = Mock(
-            spec=tf.distribute.ParameterServerStrategy, variable_placement=first_server
-        )
+        distribute_strategy = Mock(spec=tf.distribute.ParameterServerStrategy, variable_placement=first_server)
 
     assert "by the function first_server()" in str(placement(Chosen()))
 

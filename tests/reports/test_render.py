@@ -98,10 +98,7 @@ def test_a_missing_extra_names_its_remedy(monkeypatch, module):
 
 def test_bars_stack_to_the_total_of_each_position(draw):
     axes = draw({"a": [3, 0], "b": [4, 5]})
-    tops = [
-        max(bar.get_y() + bar.get_height() for bar in position)
-        for position in zip(*axes.containers, strict=True)
-    ]
+    tops = [max(bar.get_y() + bar.get_height() for bar in position) for position in zip(*axes.containers, strict=True)]
     assert tops == [7, 5]
     assert [text.get_text() for text in axes.texts] == ["7 B", "5 B"]
     assert axes.get_ylim()[1] > 7
@@ -111,8 +108,7 @@ def test_one_part_has_one_colour_and_the_legend_knows_it(draw):
     axes = draw({"_hidden": [3_000, 1_000], "costs$": [1_000, 2_000], "$\\frac$": [1, 1]})
     legend = axes.get_legend()
     named = {
-        text.get_text(): patch.get_facecolor()
-        for text, patch in zip(legend.texts, legend.legend_handles, strict=True)
+        text.get_text(): patch.get_facecolor() for text, patch in zip(legend.texts, legend.legend_handles, strict=True)
     }
     assert list(named) == ["$\\frac$ (2 B)", "costs$ (3.0 kB)", "_hidden (4.0 kB)"]
     largest = axes.containers[0]

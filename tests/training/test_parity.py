@@ -32,9 +32,7 @@ OPTIMIZERS = {
     "global_clipnorm": lambda: optimizers.Adam(0.01, global_clipnorm=0.5),
     "clipvalue": lambda: optimizers.Adam(0.01, clipvalue=0.1),
     "gradient accumulation": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=3),
-    "EMA with overwrite": lambda: optimizers.SGD(
-        0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=5
-    ),
+    "EMA with overwrite": lambda: optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=5),
 }
 
 

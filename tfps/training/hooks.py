@@ -23,6 +23,7 @@ from tfps._compat import (
     hold,
     keras_trainer,
 )
+from tfps.cluster.current import connected
 from tfps.training import reads, seeds, updates, writes
 from tfps.training.epochs import ClusterEpochIterator
 from tfps.training.initial_value import InitialValue
@@ -31,6 +32,7 @@ from tfps.training.trainer import ClusterFunction, build_symbolically, prepare
 
 def install() -> None:
     """Put the hooks in place; once."""
+    _strategies()
     _variables()
     _updates()
     _seeds()
@@ -40,6 +42,19 @@ def install() -> None:
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     original = getattr(owner, name)
     setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def _strategies() -> None:
+    """A strategy made without tfps connects this process too, and says so."""
+
+    def announced(make: Callable[..., Any]) -> Any:
+        def connect(self: Any, cluster_resolver: Any, variable_partitioner: Any = None) -> None:
+            make(self, cluster_resolver, variable_partitioner)
+            connected(self, cluster_resolver.cluster_spec())
+
+        return connect
+
+    _replace(tf.distribute.ParameterServerStrategy, "__init__", announced)
 
 
 def _variables() -> None:
