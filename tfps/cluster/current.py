@@ -71,3 +71,18 @@ def check_usable(strategy: Any) -> None:
             "A model must be on the cluster that this process connected to last. Received: one on an earlier "
             f"cluster. {remedy}."
         )
+
+
+def check_variable_usable(variable: Any) -> None:
+    """Check that a variable can still be used.
+
+    Args:
+        variable: A variable on a parameter server; one made before tfps was imported passes.
+
+    Raises:
+        ClusterClosedError: Its cluster was closed, or this process has connected to another one since.
+    """
+    made_under = getattr(variable, "made_under", None)
+    strategy = made_under() if made_under is not None else None
+    if strategy is not None:
+        check_usable(strategy)

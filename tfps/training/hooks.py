@@ -7,6 +7,7 @@ made under one goes on exactly as if tfps was not there.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,16 @@ def _strategies() -> None:
 
 def _variables() -> None:
     """Every variable under a parameter-server strategy is a `CachingVariable`: its reads and writes take the doors."""
+
+    def remembering_strategy(make: Callable[..., Any]) -> Any:
+        def start(self: Any, v: Any) -> None:
+            make(self, v)
+            strategy = tf.distribute.get_strategy()
+            self.made_under = weakref.ref(strategy) if isinstance(strategy, ParameterServerStrategyV2) else None
+
+        return start
+
+    _replace(CachingVariable, "__init__", remembering_strategy)
     _replace(CachingVariable, "value", lambda _: reads.read)
     _replace(CachingVariable, "read_value", lambda _: lambda variable: tf.identity(reads.read(variable)))
     _replace(CachingVariable, "_dense_var_to_tensor", lambda _: _to_tensor)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfps._compat import CachingVariable, WhileBodyFuncGraph, read_natively, record_read
+from tfps.cluster.current import check_variable_usable
 from tfps.training import metrics
 from tfps.training.graphs import control_flow_between, count_writes, current_graph
 from tfps.training.trace import Trace, active_trace
@@ -26,7 +27,10 @@ def read(variable: CachingVariable) -> tf.Tensor:
     Returns:
         A tensor of the variable's shape and dtype.
     """
-    if not tf.executing_eagerly() and is_beside_update(variable):
+    if tf.executing_eagerly():
+        check_variable_usable(variable)
+        return read_natively(variable)
+    if is_beside_update(variable):
         return read_on_arrival(variable)
     trace = active_trace()
     if trace is None:

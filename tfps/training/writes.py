@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfps._compat import CachingVariable, EagerTensor, read_natively
+from tfps.cluster.current import check_variable_usable
 from tfps.training import metrics
 from tfps.training.expressions import CHEAP_OPS, added, path, replay
 from tfps.training.graphs import device_of_read, is_read_of
@@ -34,6 +35,8 @@ def assign(variable: CachingVariable, value: Any, **options: Any) -> Any:
         What `tf.Variable.assign` returns.
     """
     target = variable.get()
+    if tf.executing_eagerly():
+        check_variable_usable(variable)
     if tf.executing_eagerly() or isinstance(value, tf.IndexedSlices):
         return target.assign(value, **options)
     value = tf.convert_to_tensor(value, dtype=variable.dtype)
