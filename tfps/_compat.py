@@ -46,6 +46,7 @@ __all__ = [
     "hold",
     "inputs_of",
     "keras_trainer",
+    "num_ps",
     "num_workers",
     "place_variables_with",
     "ran_on",
@@ -136,6 +137,11 @@ def wait_until_ready(remote_value: Any, timeout: float) -> bool:
 def num_workers(strategy: Any) -> int:
     """The number of workers of a parameter-server strategy."""
     return int(strategy.extended._num_workers)
+
+
+def num_ps(strategy: Any) -> int:
+    """The number of parameter servers of a parameter-server strategy."""
+    return int(strategy.extended._num_ps)
 
 
 def held_by(variable: keras.Variable) -> Any:

@@ -207,10 +207,16 @@ def test_a_slot_has_the_colour_of_its_variable(embedding_report):
     assert axes.yaxis.get_major_formatter()(10_000_000, 0) == "10.0 MB"
 
 
+def strategy(variable_placement):
+    made = Mock(spec=tf.distribute.ParameterServerStrategy, variable_placement=variable_placement)
+    made.extended = Mock(_num_ps=3)
+    return made
+
+
 class WideModel(keras.Model):
     """A model of 10,000 variables that cost nothing to make."""
 
-    distribute_strategy = Mock(spec=tf.distribute.ParameterServerStrategy, variable_placement="balanced")
+    distribute_strategy = strategy("balanced")
     trainable_variables = variables = tuple(
         SimpleNamespace(
             path=f"layer_{number}/kernel",
@@ -251,7 +257,7 @@ def test_a_function_is_named_as_the_one_that_chose():
         return 0
 
     class Chosen(WideModel):
-        distribute_strategy = Mock(spec=tf.distribute.ParameterServerStrategy, variable_placement=first_server)
+        distribute_strategy = strategy(first_server)
 
     assert "by the function first_server()" in str(placement(Chosen()))
 
@@ -328,7 +334,7 @@ def test_variables_made_outside_the_scope_are_named(on_cluster):
     assert [row["ps"] for row in said["variables"]] == [None, None]
     assert [server["bytes"] for server in said["servers"]] == [0, 0, 0], "empty parameter servers count"
     (note,) = said["notes"]
-    assert "On no parameter server: outside/kernel, outside/bias" in note
+    assert "On no parameter server yet: outside/kernel, outside/bias" in note
     assert "strategy.scope()" in note
 
 

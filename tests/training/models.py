@@ -33,7 +33,8 @@ def train(build: Callable[[], keras.Model], data: Any, strategy: Any = None, **c
         model = build()
     if compiled:
         model.compile(**compiled, jit_compile=False)
-    history = model.fit(tf.data.Dataset.from_tensor_slices(data).batch(10), epochs=5, verbose=0).history
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(10)
+    history = model.fit(dataset, epochs=5, shuffle=False, verbose=0).history
     optimizer = getattr(model, "optimizer", None)
     return Trained(named(model.variables), named(optimizer.variables if optimizer else []), history)
 

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
 
+from tfps._compat import num_ps
 from tfps.reports.render import Table, html_report, human_bytes, import_extra, stacked_bars, text_report
 from tfps.reports.variables import (
     VariableRow,
     check_under_parameter_servers,
-    optimizers_of,
-    ps_of,
     variable_rows,
 )
+from tfps.training.adopt import optimizers_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -251,13 +250,12 @@ def placement(model: keras.Model) -> PlacementReport:
         UnsupportedError: `model` is not a Keras model, or was not made under a parameter-server strategy.
 
     Example:
-        ```python
-        with tfps.LocalCluster(workers=1, ps=2) as cluster:
-            strategy = tfps.ParameterServerStrategy(cluster)
-            with strategy.scope():
-                model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-            print(tfps.placement(model))
-        ```
+        >>> import tfps
+        >>> strategy = tfps.ParameterServerStrategy(tfps.LocalCluster(workers=1, ps=2))
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        >>> tfps.placement(model).servers
+        (ServerRow(ps=0, variables=1, bytes=32, share=0.888...), ServerRow(ps=1, variables=1, bytes=4, share=0.111...))
     """
     check_under_parameter_servers(model)
     rows = tuple(variable_rows(model))
@@ -269,19 +267,13 @@ def placement(model: keras.Model) -> PlacementReport:
     if outside := [row.path for row in rows if row.ps is None]:
         more = f" and {len(outside) - NAMED_IN_NOTE:,} more" if len(outside) > NAMED_IN_NOTE else ""
         notes.append(
-            f"On no parameter server: {', '.join(outside[:NAMED_IN_NOTE])}{more}; "
-            "make layers and optimizers inside strategy.scope()."
+            f"On no parameter server yet: {', '.join(outside[:NAMED_IN_NOTE])}{more}, made outside "
+            "strategy.scope(); training moves them there."
         )
     chosen_by = getattr(model.distribute_strategy, "variable_placement", "round_robin")
     if callable(chosen_by):
         chosen_by = f"{getattr(chosen_by, '__name__', type(chosen_by).__name__)}()"
-    return PlacementReport(rows, _number_of_ps(rows), chosen_by, tuple(notes))
-
-
-def _number_of_ps(rows: Iterable[VariableRow]) -> int:
-    """How many parameter servers there are: those this process is connected to, and any that a row names."""
-    connected = {ps_of(device.name) for device in tf.config.list_logical_devices("CPU")}
-    return 1 + max((ps for ps in connected | {row.ps for row in rows} if ps is not None), default=-1)
+    return PlacementReport(rows, num_ps(model.distribute_strategy), chosen_by, tuple(notes))
 
 
 def _largest_load(sizes: Iterable[int], num_ps: int) -> int:

@@ -10,12 +10,12 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfps.errors import UnsupportedError
+from tfps.training.adopt import optimizers_of
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,6 @@ def check_under_parameter_servers(model: object) -> None:
             f"Received: a model made under {type(model.distribute_strategy).__name__}. "
             "Make it inside `with tfps.ParameterServerStrategy(...).scope():`."
         )
-
-
-def optimizers_of(model: keras.Model) -> list[Any]:
-    """Every optimizer that is an attribute of the model: one with its own `train_step` may keep several."""
-    return [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
 
 
 def variable_rows(model: keras.Model) -> Iterator[VariableRow]:
