@@ -26,7 +26,7 @@ demo: $(READY) ## Train a real model on two workers and two parameter servers.
 
 lint: $(READY) ## Check style and types.
 	$(BIN)/ruff check tfps tests notebooks
-	$(BIN)/ruff format --check tfps tests
+	$(BIN)/ruff format --check tfps tests notebooks
 	$(BIN)/mypy
 
 test: lint ## Lint, types, and every test that is quick.

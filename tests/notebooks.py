@@ -22,8 +22,10 @@ _METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-# TensorFlow's C++ code writes these as it is imported, and no setting keeps it from that.
-_IMPORT_LOG = re.compile(r"^(WARNING: All log messages before absl::InitializeLog|[IW]\d{4} \d\d:\d\d:).*\n?", re.MULTILINE)
+# TensorFlow's C++ code writes these when it is imported, whatever TF_CPP_MIN_LOG_LEVEL says.
+_CPP_LOG = re.compile(
+    r"^(WARNING: All log messages before absl::InitializeLog|[IWE]\d{4} \d\d:\d\d:).*\n?", re.MULTILINE
+)
 
 
 def execute(path: Path) -> NotebookNode:
@@ -53,13 +55,13 @@ def execute(path: Path) -> NotebookNode:
     notebook.metadata = nbformat.from_dict(_METADATA)
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [output for output in map(_without_import_log, cell.outputs) if output.get("text") != ""]
+            cell.outputs = [output for output in map(_without_cpp_log, cell.outputs) if output.get("text") != ""]
     return notebook
 
 
-def _without_import_log(output: NotebookNode) -> NotebookNode:
+def _without_cpp_log(output: NotebookNode) -> NotebookNode:
     if output.output_type == "stream" and output.name == "stderr":
-        output.text = _IMPORT_LOG.sub("", output.text)
+        output.text = _CPP_LOG.sub("", output.text)
     return output
 
 
@@ -68,11 +70,12 @@ def main() -> None:
     arguments.add_argument("--write", action="store_true", help="store the outputs in the notebooks")
     options = arguments.parse_args()
     for path in NOTEBOOKS:
+        print(path.name, end=": ", flush=True)
         start = time.monotonic()
         notebook = execute(path)
         if options.write:
             nbformat.write(notebook, path)
-        print(f"{path.name}: {time.monotonic() - start:.0f} s", flush=True)
+        print(f"{time.monotonic() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

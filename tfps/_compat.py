@@ -122,16 +122,19 @@ def updating_device() -> str | None:
 
 
 def wait_until_ready(remote_value: Any, timeout: float) -> bool:
-    """Wait until a scheduled function has finished, failed or was cancelled.
+    """Wait until a scheduled function has failed, was cancelled, or has finished with its result in this process.
 
     Args:
         remote_value: What `ClusterCoordinator.schedule` returned.
-        timeout: Seconds to wait at most.
+        timeout: Seconds to wait at most for the function, not counting the copying of its result.
 
     Returns:
         Whether it is over.
     """
-    return bool(remote_value._status_available_event.wait(timeout))
+    if not remote_value._status_available_event.wait(timeout):
+        return False
+    with remote_value._has_fetched_to_local_lock:  # held while the result is copied
+        return bool(remote_value._has_fetched_to_local or remote_value._error is not None)
 
 
 def num_workers(strategy: Any) -> int:

@@ -21,8 +21,14 @@ class _Connection(NamedTuple):
 
 
 _connections: weakref.WeakKeyDictionary[Any, _Connection] = weakref.WeakKeyDictionary()
+_started: weakref.WeakSet[RunningCluster] = weakref.WeakSet()
 _ordinal = 0
 _spec: tf.train.ClusterSpec | None = None
+
+
+def started(cluster: RunningCluster) -> None:
+    """Note a cluster that this process runs, so that a strategy made from its addresses is known to be on it."""
+    _started.add(cluster)
 
 
 def connected(strategy: Any, spec: tf.train.ClusterSpec, cluster: RunningCluster | None = None) -> None:
@@ -34,15 +40,17 @@ def connected(strategy: Any, spec: tf.train.ClusterSpec, cluster: RunningCluster
         strategy: The strategy; only a weak reference to it is kept.
         spec: The addresses it connected to.
         cluster: The running cluster behind it, if this process started it; it lives as long as the strategy.
-
-    Example:
-        >>> connected(strategy, resolver.cluster_spec())
     """
     global _ordinal, _spec
     if spec != _spec:
         _ordinal += 1
         _spec = spec
-    _connections[strategy] = _Connection(_ordinal, cluster)
+    _connections[strategy] = _Connection(_ordinal, cluster or _cluster_at(spec))
+
+
+def _cluster_at(spec: tf.train.ClusterSpec) -> RunningCluster | None:
+    jobs = spec.as_dict()
+    return next((c for c in _started if all(jobs.get(job) == tasks for job, tasks in c.cluster_spec.items())), None)
 
 
 def check_usable(strategy: Any) -> None:
@@ -55,9 +63,6 @@ def check_usable(strategy: Any) -> None:
 
     Raises:
         ClusterClosedError: Its cluster was closed, or this process has connected to another one since.
-
-    Example:
-        >>> check_usable(strategy)
     """
     connection = _connections.get(strategy, _Connection(0, None))
     remedy = "Make the strategy and, in its scope, the model again"

@@ -14,6 +14,7 @@ import weakref
 from types import TracebackType
 from typing import Self
 
+from tfps.cluster.current import started
 from tfps.cluster.ports import HeldPort
 from tfps.cluster.processes import TaskProcesses, describe_exit
 from tfps.cluster.server import start_server
@@ -83,6 +84,7 @@ class LocalCluster:
         except BaseException:  # Ctrl-C while the tasks start leaves none behind either.
             self.close()
             raise
+        started(self)
 
     @property
     def cluster_spec(self) -> dict[str, list[str]]:

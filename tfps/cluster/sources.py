@@ -56,8 +56,8 @@ def cluster_resolver(source: Any = None) -> tf.distribute.cluster_resolver.Simpl
 
     Example:
         >>> resolver = cluster_resolver({"worker": ["localhost:2222"], "ps": ["localhost:2223"]})
-        >>> resolver.cluster_spec().as_dict()
-        {'ps': ['localhost:2223'], 'worker': ['localhost:2222']}
+        >>> resolver.cluster_spec().job_tasks("worker")
+        ['localhost:2222']
     """
     description = describe_cluster(source)
     return tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -64,6 +64,11 @@ class PlacementReport:
         variable_placement: How each place was chosen: `"balanced"`, `"round_robin"`, or the user's
             function as `name()`.
         notes: Sentences about what the rows cannot say.
+
+    Example:
+        >>> row = VariableRow("dense/kernel", "variable", (3, 4), "float32", 48, ps=1, owner="dense/kernel")
+        >>> PlacementReport((row,), num_ps=2, variable_placement="balanced")
+        <PlacementReport: 1 variables and slots, 48 B on 2 PS; imbalance 2.00 (largest over mean)>
     """
 
     variables: tuple[VariableRow, ...]

@@ -12,6 +12,7 @@ whatever the number of workers.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from tfps.training.datasets import iterable_here, without_optionals
 from tfps.training.run import Execution, Run
 
 LOOK_AGAIN_SECONDS = 0.005
+MOST_SECONDS_TO_ABANDON = 30.0
 
 
 class ClusterEpochIterator(EpochIterator):
@@ -112,11 +114,15 @@ class ClusterEpochIterator(EpochIterator):
         if self._run is None:
             self._run = start_run(self.element_spec, self._coordinator)
         self._send_out(self._run)
-        while not self._under_way[0][2].is_over(LOOK_AGAIN_SECONDS):
+        while not self._oldest_is_over():
+            self._send_out(self._run)  # a slow worker must not hold up the others
+        return self._run.report(self._under_way.popleft()[2])
+
+    def _oldest_is_over(self) -> bool:
+        over = self._under_way[0][2].is_over(LOOK_AGAIN_SECONDS)
+        if not over:
             self._coordinator.done()  # raises what a step raised
-            self._send_out(self._run)
-        _, _, execution = self._under_way.popleft()
-        return self._run.report(execution)
+        return over
 
     def _send_out(self, run: Run) -> None:
         while sum(not execution.is_over() for _, _, execution in self._under_way) < self._most_unfinished:
@@ -133,18 +139,21 @@ class ClusterEpochIterator(EpochIterator):
         except BaseException:
             self._abandon()
             raise
-        self._coordinator.join()
         if self._run is not None:
             while self._under_way:
-                self._run.report(self._under_way.popleft()[2])
+                if self._oldest_is_over():
+                    self._run.report(self._under_way.popleft()[2])
             self._run.write_back()
         self._forget()
 
     def _abandon(self) -> None:
         """Leave the cluster ready for the next call: nothing of this epoch queued or running."""
+        under_way = [execution for _, _, execution in self._under_way]
         self._forget()
-        with contextlib.suppress(Exception):
-            self._coordinator.join()
+        deadline = time.monotonic() + MOST_SECONDS_TO_ABANDON
+        while time.monotonic() < deadline and not all(e.is_over(LOOK_AGAIN_SECONDS) for e in under_way):
+            with contextlib.suppress(Exception):  # one failed step is what is being raised already
+                self._coordinator.done()
 
 
 class Turn:

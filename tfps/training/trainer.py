@@ -19,7 +19,7 @@ from tfps.cluster.current import check_usable
 from tfps.errors import UnsupportedError
 from tfps.training.adopt import adopt
 from tfps.training.datasets import as_tensor
-from tfps.training.epochs import ClusterEpochIterator, Turn
+from tfps.training.epochs import LOOK_AGAIN_SECONDS, ClusterEpochIterator, Turn
 from tfps.training.run import Run
 from tfps.training.step import CompiledStep, compile_step
 
@@ -70,7 +70,8 @@ class ClusterFunction:
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         run = self._run(spec, coordinator)
         execution = run.start(batches)
-        coordinator.join()
+        while not execution.is_over(LOOK_AGAIN_SECONDS):
+            coordinator.done()  # raises what a step raised
         reported = run.report(execution)
         run.write_back()
         return reported
