@@ -7,12 +7,11 @@ and gets a new one only if the last had another number.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfps
 
@@ -32,26 +31,14 @@ def connect() -> Callable[[int], tfps.ParameterServerStrategy]:
     return strategy_of
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def one_worker(connect: Callable[[int], tfps.ParameterServerStrategy]) -> tfps.ParameterServerStrategy:
     return connect(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def three_workers(connect: Callable[[int], tfps.ParameterServerStrategy]) -> tfps.ParameterServerStrategy:
     return connect(3)
-
-
-@pytest.fixture
-def same_arithmetic() -> Iterator[None]:
-    """Keep TensorFlow from reordering arithmetic.
-
-    It does so by the whole of a graph, and a step's graph has parts a local one has not, so the last bits may differ
-    although every operation is the same. Without it they can be compared to the last bit.
-    """
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-    yield
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,10 @@ parameter servers, and it hands out its coordinator.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import numbers
+import operator
 import os
 import weakref
 from collections.abc import Callable
@@ -61,7 +64,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         variable_partitioner: Callable[..., Any] | None = None,
         connect_timeout: float | None = None,
     ):
-        _check_options(variable_placement, connect_timeout)
+        _check_options(variable_placement, variable_partitioner, connect_timeout)
         local = source if isinstance(source, RunningCluster) else None
         if local is not None and local.closed:
             raise ClusterClosedError(
@@ -75,7 +78,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             connect_timeout = _NAMED_CLUSTER_SECONDS if local is None else _LOCAL_CLUSTER_SECONDS
         # Otherwise a call to a lost task waits for the task instead of failing.
         os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
-        wait_for_tasks(jobs, connect_timeout)
+        wait_for_tasks(jobs, float(connect_timeout))
         super().__init__(resolver, variable_partitioner)
         connected(self, spec, local)
         if self.num_replicas_in_sync > 1:
@@ -113,13 +116,17 @@ class _Ledger:
         if self._policy is None:
             return self._bytes.index(min(self._bytes))
         name = creation.get("name") or "Variable"
-        index = self._policy(name, *_shape_and_dtype(creation), tuple(self._bytes))
-        if isinstance(index, bool) or not hasattr(index, "__index__") or not 0 <= index < len(self._bytes):
+        answer = self._policy(name, *_shape_and_dtype(creation), tuple(self._bytes))
+        try:
+            index = -1 if isinstance(answer, bool) else operator.index(answer)
+        except TypeError:
+            index = -1
+        if not 0 <= index < len(self._bytes):
             raise UnsupportedError(
                 f"variable_placement must return an integer from 0 to {len(self._bytes) - 1}, the index of a PS. "
-                f"Received: {index!r} for the variable {name!r}. Return one of these."
+                f"Received: {answer!r} for the variable {name!r}. Return one of these."
             )
-        return int(index)
+        return index
 
     def created(self, variable: tf.Variable) -> None:
         """Count a new variable for as long as it lives."""
@@ -145,8 +152,10 @@ def _shape_and_dtype(creation: dict[str, Any]) -> tuple[tuple[int, ...] | None, 
         # Tracing gives shape and dtype of a function's value, and no value.
         make = initial if callable(initial) else lambda: initial
         traced = tf.function(lambda: tf.convert_to_tensor(make(), dtype), autograph=False)
-        output = traced.get_concrete_function().outputs[0]
-        shape, dtype = output.shape, output.dtype
+        # A function that only runs eagerly tells nothing; whatever is wrong with it, making the variable will say.
+        with contextlib.suppress(Exception):
+            output = traced.get_concrete_function().outputs[0]
+            shape, dtype = output.shape, output.dtype
     shape = tf.TensorShape(shape)
     return (
         tuple(shape.as_list()) if shape.is_fully_defined() else None,
@@ -154,15 +163,19 @@ def _shape_and_dtype(creation: dict[str, Any]) -> tuple[tuple[int, ...] | None, 
     )
 
 
-def _check_options(variable_placement: Any, connect_timeout: Any) -> None:
+def _check_options(variable_placement: Any, variable_partitioner: Any, connect_timeout: Any) -> None:
     if variable_placement not in ("balanced", "round_robin") and not callable(variable_placement):
         raise UnsupportedError(
             "variable_placement must be 'balanced', 'round_robin' or a function of name, shape, dtype and "
             f"ps_bytes. Received: {variable_placement!r}. Leave it out for 'balanced'."
         )
-    if connect_timeout is not None and not (
-        isinstance(connect_timeout, (int, float)) and 0 < connect_timeout < math.inf
-    ):
+    if variable_partitioner is not None and not callable(variable_partitioner):
+        raise UnsupportedError(
+            "variable_partitioner must be None or one of tf.distribute.experimental.partitioners. "
+            f"Received: {variable_partitioner!r}. Leave it out for whole variables."
+        )
+    is_number = isinstance(connect_timeout, numbers.Real) and not isinstance(connect_timeout, bool)
+    if connect_timeout is not None and not (is_number and 0 < connect_timeout < math.inf):
         raise UnsupportedError(
             f"connect_timeout must be a positive number of seconds. Received: {connect_timeout!r}. "
             "Leave it out for the default."

@@ -308,7 +308,7 @@ def test_a_gan(one_worker, regression):
     assert_equal(train(build, regression, one_worker), train(build, regression))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def traced(one_worker):
     """A step with an LSTM and BatchNormalization, its model, and every op in it by the variable it touches."""
     with one_worker.scope():

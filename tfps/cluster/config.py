@@ -32,7 +32,6 @@ _TASK_KEYS = {
     "index": ("task", "id", "task_id", "task_index", "idx", "rank"),
 }
 _CONFIG_KEYS = ("cluster", "task", "sparseCluster", "environment", "rpc_layer")
-_LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def parse_cluster(config: Mapping[Any, Any]) -> ClusterDescription:
     faults = Faults()
     cluster = _find_cluster(config, faults)
     jobs = {} if cluster is None else _read_jobs(cluster, faults)
-    task = config.get("task") if cluster is not config else None
+    task = _find_task(config, faults) if cluster is not config else None
     task_type, task_id = _read_task(task, jobs, faults)
     rpc_layer = config.get("rpc_layer") or "grpc"
     if not isinstance(rpc_layer, str):
@@ -113,18 +112,12 @@ def task_name(job: str, index: int) -> str:
 
 def _find_cluster(config: Mapping[Any, Any], faults: Faults) -> Mapping[Any, Any] | None:
     """The part that maps jobs to addresses: the whole of a cluster dict, one key of a TF_CONFIG."""
-    others = [key for key in config if isinstance(key, str) and key not in _CONFIG_KEYS]
-    misspelt = difflib.get_close_matches("cluster", others, n=1, cutoff=0.7)
     cluster: Any = config
     if "cluster" in config:
         cluster = config["cluster"]
-    elif misspelt:
-        cluster = config[misspelt[0]]
-        faults.add(
-            'A TF_CONFIG must have the key "cluster"',
-            f"the key {misspelt[0]!r}",
-            'Did you mean "cluster"?',
-        )
+    elif misspelt := _misspelt("cluster", config):
+        cluster = config[misspelt]
+        faults.add('A TF_CONFIG must have the key "cluster"', f"the key {misspelt!r}", 'Did you mean "cluster"?')
     elif "sparseCluster" in config:
         faults.add(
             'A TF_CONFIG must have the key "cluster", which lists every task',
@@ -135,9 +128,7 @@ def _find_cluster(config: Mapping[Any, Any], faults: Faults) -> Mapping[Any, Any
         return None
     elif any(key in config for key in _CONFIG_KEYS):
         faults.add(
-            'A TF_CONFIG must have the key "cluster"',
-            f"the keys {list(config)}",
-            'Put the jobs under "cluster"',
+            'A TF_CONFIG must have the key "cluster"', f"the keys {list(config)}", 'Put the jobs under "cluster"'
         )
         return None
     if not isinstance(cluster, Mapping):
@@ -146,8 +137,30 @@ def _find_cluster(config: Mapping[Any, Any], faults: Faults) -> Mapping[Any, Any
     return cluster
 
 
+def _find_task(config: Mapping[Any, Any], faults: Faults) -> Any:
+    """What a TF_CONFIG says of this process. A misspelt key must not make a coordinator of a worker."""
+    if "task" in config:
+        return config["task"]
+    if misspelt := _misspelt("task", config):
+        faults.add('A TF_CONFIG must have its task under the key "task"', repr(misspelt), 'Did you mean "task"?')
+    return None
+
+
+def _misspelt(key: str, config: Mapping[Any, Any]) -> str | None:
+    """The key of a TF_CONFIG that was likely meant to be `key`."""
+    others = [other for other in config if isinstance(other, str) and other not in _CONFIG_KEYS]
+    return next(iter(difflib.get_close_matches(key, others, n=1, cutoff=0.7)), None)
+
+
 def _read_jobs(cluster: Mapping[Any, Any], faults: Faults) -> dict[str, list[str]]:
     """The addresses of every job, under its normal name; faulty ones are left in for what is checked next."""
+    if not cluster:
+        faults.add(
+            "The cluster must have a worker and a ps",
+            "no jobs at all",
+            f"{_example('worker')} and likewise ps, or start a cluster on this machine with tfps.LocalCluster()",
+        )
+        return {}
     jobs: dict[str, list[str]] = {}
     for key, tasks in cluster.items():
         job = _read_job_name(key, faults)
@@ -169,8 +182,7 @@ def _read_job_name(key: Any, faults: Faults) -> str | None:
     job = _SYNONYMS.get(key, key)
     if job in _JOBS:
         return str(job)
-    close = difflib.get_close_matches(str(key).lower(), _LIKELY_JOBS, n=1)
-    meant = _LIKELY_JOBS[close[0]] if close else None
+    meant = _likely_job(key)
     faults.add(
         f"A job must be one of {', '.join(map(repr, _JOBS))}",
         repr(key),
@@ -179,12 +191,17 @@ def _read_job_name(key: Any, faults: Faults) -> str | None:
     return meant
 
 
+def _likely_job(misspelt: Any) -> str | None:
+    close = difflib.get_close_matches(str(misspelt).lower(), _LIKELY_JOBS, n=1)
+    return _LIKELY_JOBS[close[0]] if close else None
+
+
 def _read_tasks(job: str, tasks: Any, faults: Faults) -> list[str]:
     """The addresses of one job, from a list or from a dict with the indices as keys."""
     if isinstance(tasks, Mapping):
         try:
             by_index = {int(index): address for index, address in tasks.items()}
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             by_index = {}
         if sorted(by_index) != list(range(len(tasks))):
             faults.add(
@@ -194,7 +211,7 @@ def _read_tasks(job: str, tasks: Any, faults: Faults) -> list[str]:
             )
             return []
         tasks = [by_index[index] for index in sorted(by_index)]
-    if isinstance(tasks, str) or not isinstance(tasks, Sequence):
+    if isinstance(tasks, (str, bytes)) or not isinstance(tasks, Sequence):
         faults.add(f"The tasks of the job {job!r} must be a list of addresses", repr(tasks), _example(job))
         return []
     if not tasks:
@@ -211,8 +228,10 @@ def _broken_rule(address: Any) -> tuple[str, str] | None:
     form = 'must be "host:port"'
     if not isinstance(address, str):
         return form, 'Write a string such as "10.0.0.1:2222"'
-    if "/" in address or any(character.isspace() for character in address):
-        return form, "Leave out the scheme, the path and spaces"
+    if "," in address:
+        return form, "Make each address a string of its own"
+    if "/" in address or " " in address or not address.isprintable():
+        return form, "Leave out the scheme, the path, spaces and invisible characters"
     host, colon, port = address.rpartition(":")
     if "[" in address or "]" in address or address.count(":") > 1:
         if not _is_bracketed_ipv6(host):
@@ -224,6 +243,15 @@ def _broken_rule(address: Any) -> tuple[str, str] | None:
     if len(port) > 5 or not 1 <= int(port) <= 65535:
         return "must have a port from 1 to 65535", "Give the port on which the task listens"
     return None
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a host of an address is one that each machine takes for itself."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return ip.is_loopback or ip.is_unspecified
 
 
 def _is_bracketed_ipv6(host: str) -> bool:
@@ -242,7 +270,7 @@ def _find_duplicates(jobs: Mapping[str, list[str]], faults: Faults) -> None:
                 continue
             host, port = split_address(address)
             name = task_name(job, index)
-            first = seen.setdefault(("localhost" if host in _LOOPBACK else host, port), name)
+            first = seen.setdefault(("localhost" if _is_loopback(host) else host, port), name)
             if first != name:
                 faults.add(
                     "Every task must have an address of its own",
@@ -260,7 +288,8 @@ def _read_task(task: Any, jobs: Mapping[str, list[str]], faults: Faults) -> tupl
         return None, None
     for key, likely in _TASK_KEYS.items():
         if key not in task:
-            meant = [other for other in task if other in likely]
+            others = [other for other in task if other not in _TASK_KEYS]
+            meant = [other for other in others if str(other).lower() in (key, *likely)]
             remedy = f"Did you mean {key!r} by {meant[0]!r}?" if meant else f"Add {key!r}"
             faults.add(f'"task" must have the key "{key}"', repr(dict(task)), remedy)
     job = _read_task_type(task["type"], jobs, faults) if "type" in task else None
@@ -273,7 +302,10 @@ def _read_task_type(given: Any, jobs: Mapping[str, list[str]], faults: Faults) -
     # An evaluator may be listed nowhere, and without any job the missing ones are the fault.
     if job in jobs or job == "evaluator" or (job in _JOBS and not jobs):
         return job
-    remedy = f'Add "{job}": ["host:port"] to the cluster' if job in _JOBS else "Name one of the jobs"
+    meant = _likely_job(given)
+    remedy = f"Did you mean {meant!r}?" if meant else "Name one of the jobs"
+    if job in _JOBS:
+        remedy = f'Add "{job}": ["host:port"] to the cluster'
     faults.add("The task's type must be a job of the cluster", f"{given!r}, with the jobs {list(jobs)}", remedy)
     return None
 
@@ -304,7 +336,7 @@ def _warn_of_loopback(jobs: Mapping[str, list[str]]) -> None:
     elsewhere: list[str] = []
     for job, addresses in jobs.items():
         for index, address in enumerate(addresses):
-            group = here if split_address(address)[0] in _LOOPBACK else elsewhere
+            group = here if _is_loopback(split_address(address)[0]) else elsewhere
             group.append(f"{task_name(job, index)} at {address}")
     if here and elsewhere:
         message = Faults()

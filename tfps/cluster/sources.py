@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import tensorflow as tf
@@ -91,7 +90,7 @@ def describe_cluster(source: Any = None) -> ClusterDescription:
     if isinstance(source, str) and source.lstrip().startswith(("{", "[", '"')):
         return _from_json(source, "the text")
     if isinstance(source, (str, os.PathLike)):
-        return _from_file(Path(source))
+        return _from_file(source)
     if isinstance(source, tf.train.ClusterSpec):
         return parse_cluster({"cluster": source.as_dict()})
     if isinstance(source, tf.distribute.cluster_resolver.ClusterResolver):
@@ -117,20 +116,21 @@ def _from_environment() -> ClusterDescription:
     return _from_json(text, "the environment variable TF_CONFIG")
 
 
-def _from_file(path: Path) -> ClusterDescription:
+def _from_file(path: str | os.PathLike[str]) -> ClusterDescription:
+    name = os.fspath(path)
     # Opening anything but a regular file, a pipe for one, may block for ever.
-    if not path.is_file():
+    if not os.path.isfile(name):
         _refuse(
             "A cluster must be described by JSON text or by the path of a JSON file",
-            f"{str(path)!r}, where there is no file",
+            f"{name[:200]!r}, where there is no file",
             "Correct the path",
         )
     try:
-        with path.open(encoding="utf-8") as file:
+        with open(name, encoding="utf-8-sig") as file:
             text = file.read(_MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
-        _refuse("The file must be readable UTF-8 text", f"{str(path)!r} ({error})", "Correct the file")
-    return _from_json(text, f"the file {str(path)!r}")
+        _refuse("The file must be readable UTF-8 text", f"{name!r} ({error})", "Correct the file")
+    return _from_json(text, f"the file {name!r}")
 
 
 def _from_json(text: str, where: str) -> ClusterDescription:
@@ -155,6 +155,8 @@ def _from_json(text: str, where: str) -> ClusterDescription:
 
 
 def _from_resolver(resolver: Any) -> ClusterDescription:
+    if isinstance(resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver):
+        _from_environment()  # it parses the same variable, and what is wrong there it does not explain
     cluster = resolver.cluster_spec().as_dict()
     config = {"cluster": cluster, "rpc_layer": getattr(resolver, "rpc_layer", None)}
     # A resolver may speak for a chief that its cluster does not list; that is a coordinator outside of it.

@@ -5,12 +5,13 @@ TensorFlow itself waits without a word and without an end for a task that is not
 
 from __future__ import annotations
 
+import logging
 import shutil
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NoReturn
 
 from tfps.cluster.config import split_address, task_name
@@ -20,18 +21,19 @@ _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 _QUIET_SECONDS = 1.0
 _SECONDS_BETWEEN_LINES = 10.0
+_log = logging.getLogger("tfps")
 
 
-def wait_for_tasks(jobs: Mapping[str, list[str]], timeout: float, option: str = "connect_timeout") -> None:
-    """Wait until every task accepts a connection, and show on standard error what is still missing.
+def wait_for_tasks(jobs: Mapping[str, list[str]], timeout: float) -> None:
+    """Wait until every task accepts a connection, and show what is still missing.
 
-    A terminal gets one line that is rewritten each second, anything else a line every ten seconds, and nothing
-    is shown where all tasks answer within a second.
+    On a terminal standard error gets one line that is rewritten each second. Elsewhere the logger "tfps" gets a
+    record every ten seconds, a warning, so that it is seen without any set-up. Nothing is shown where all tasks
+    answer within a second.
 
     Args:
         jobs: Addresses (`"host:port"`) by job.
         timeout: Seconds to wait at most.
-        option: The name of the option that sets `timeout`, for the error's remedy.
 
     Raises:
         ClusterTimeoutError: Some task did not answer in time; says which did and which did not, and why.
@@ -49,16 +51,16 @@ def wait_for_tasks(jobs: Mapping[str, list[str]], timeout: float, option: str = 
         while waiting := [probe for probe in probes if not probe.answered.is_set()]:
             elapsed = time.monotonic() - start
             if elapsed >= timeout:
-                display.end()
-                _give_up(probes, timeout, option)
+                _give_up(probes, waiting, timeout)
             if elapsed >= _QUIET_SECONDS:
                 display.show(waiting, timeout - elapsed)
             # One task is as good as another to wait for, since all of them have to answer.
             waiting[0].answered.wait(min(_QUIET_SECONDS, timeout - elapsed))
-        display.end(f"All {len(probes)} tasks answered after {time.monotonic() - start:.0f} s.")
     finally:
+        display.wipe()
         for probe in probes:
             probe.stopped.set()
+    display.end(f"All {len(probes)} tasks answered after {time.monotonic() - start:.0f} s.")
 
 
 class _Probe(threading.Thread):
@@ -90,11 +92,12 @@ class _Probe(threading.Thread):
 
 
 class _Display:
-    """Says on standard error what is being waited for."""
+    """Says what is being waited for."""
 
     def __init__(self, tasks: int):
         self._tasks = tasks
-        self._terminal = sys.stderr.isatty()
+        # A program without a console may have no standard error.
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._next_line = 0.0
         self._shown = False
 
@@ -104,32 +107,35 @@ class _Display:
         text = f"{head}: {', '.join(names)}"
         self._shown = True
         if self._terminal:
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r{text[:width]:<{width}}", end="", file=sys.stderr, flush=True)
+            self._rewrite(text)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+            _log.warning(text)
+
+    def wipe(self) -> None:
+        if self._shown and self._terminal:
+            self._rewrite("")
+            print(end="\r", file=sys.stderr, flush=True)
+
+    def end(self, text: str) -> None:
+        if self._shown and self._terminal:
             print(text, file=sys.stderr, flush=True)
+        elif self._shown:
+            _log.warning(text)
 
-    def end(self, text: str = "") -> None:
-        if not self._shown:
-            return
-        if self._terminal:
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r{'':<{width}}\r", end="", file=sys.stderr, flush=True)
-        if text:
-            print(text, file=sys.stderr, flush=True)
+    def _rewrite(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r{text[:width]:<{width}}", end="", file=sys.stderr, flush=True)
 
 
-def _give_up(probes: Iterable[_Probe], timeout: float, option: str) -> NoReturn:
-    lines = {True: ["answered:"], False: ["did not answer:"]}
-    for probe in probes:
-        answered = probe.answered.is_set()
-        lines[answered].append(f"  {probe.task}" + ("" if answered else f" ({probe.problem})"))
-    if len(lines[True]) == 1:
-        lines[True].append("  none")
+def _give_up(probes: Iterable[_Probe], waiting: Collection[_Probe], timeout: float) -> NoReturn:
+    silent = [f"  {probe.task} ({probe.problem})" for probe in waiting]
+    # They are not asked again: one that answers only now is late, and would leave an error without a culprit.
+    late = set(waiting)
+    answered = [f"  {probe.task}" for probe in probes if probe not in late]
     raise ClusterTimeoutError(
         f"Every worker and ps must answer within {timeout:g} s. Received:\n"
-        + "\n".join(lines[False] + lines[True])
+        + "\n".join(["did not answer:", *silent, "answered:", *(answered or ["  none"])])
         + "\nStart the tasks that are missing, look into their logs, or correct their addresses; "
-        f"if they only need longer, raise {option}."
+        "if they only need longer, raise connect_timeout."
     )
