@@ -234,7 +234,7 @@ def _broken_rule(address: Any) -> tuple[str, str] | None:
         return form, "Leave out the scheme, the path, spaces and invisible characters"
     host, colon, port = address.rpartition(":")
     if "[" in address or "]" in address or address.count(":") > 1:
-        if not _is_bracketed_ipv6(host):
+        if not (host.startswith("[") and host.endswith("]") and isinstance(_ip(host[1:-1]), ipaddress.IPv6Address)):
             return form, 'Write an IPv6 address in brackets and a port, such as "[::1]:2222"'
     elif not colon:
         return form, f'Add the port, such as "{address or "host"}:2222"'
@@ -247,19 +247,15 @@ def _broken_rule(address: Any) -> tuple[str, str] | None:
 
 def _is_loopback(host: str) -> bool:
     """Whether a host of an address is one that each machine takes for itself."""
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    return ip.is_loopback or ip.is_unspecified
+    ip = _ip(host)
+    return host == "localhost" if ip is None else ip.is_loopback or ip.is_unspecified
 
 
-def _is_bracketed_ipv6(host: str) -> bool:
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.IPv6Address(host[1:-1])
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return host[0] == "[" and host[-1] == "]"
+        return None
 
 
 def _find_duplicates(jobs: Mapping[str, list[str]], faults: Faults) -> None:

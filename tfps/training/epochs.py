@@ -39,7 +39,7 @@ class ClusterEpochIterator(EpochIterator):
     def __init__(self, *args: Any, distribute_strategy: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(distribute_strategy)
-        self._most_unfinished = 2 * num_workers(distribute_strategy)
+        self._most_ahead = 2 * num_workers(distribute_strategy)
         self._dataset = iterable_here(self.data_adapter.get_tf_dataset()).prefetch(tf.data.AUTOTUNE)
         self._forget()
 
@@ -125,11 +125,16 @@ class ClusterEpochIterator(EpochIterator):
         return over
 
     def _send_out(self, run: Run) -> None:
-        while sum(not execution.is_over() for _, _, execution in self._under_way) < self._most_unfinished:
+        while self._ahead() < self._most_ahead:
             if not self._waiting and not self._read_next():
                 return
             begin, end, batches = self._waiting.popleft()
             self._under_way.append((begin, end, run.start(batches)))
+
+    def _ahead(self) -> int:
+        """How many executions are ahead of the reports; behind a slow one, those that are finished do not count."""
+        over = [execution.is_over() for _, _, execution in self._under_way]
+        return len(over) if over and over[0] else over.count(False)
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
