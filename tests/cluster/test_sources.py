@@ -54,10 +54,34 @@ def test_a_whole_tf_config_sets_the_task():
 
 
 @pytest.mark.parametrize("of", [str, lambda path: path], ids=["str", "path"])
-def test_a_file(tmp_path, of):
-    path = tmp_path / "cluster.json"
-    path.write_text(json.dumps(TF_CONFIG))
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_file(tmp_path, of, encoding):
+    path = tmp_path / "cl\u00fcster {1}.json"
+    path.write_text(json.dumps(TF_CONFIG), encoding=encoding)
     assert cluster_resolver(of(path)).task_type == "ps"
+
+
+def test_a_file_with_the_cluster_alone(tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(CLUSTER))
+    assert spec_of(path) == CLUSTER
+
+
+@pytest.mark.parametrize(
+    ("task", "task_type", "task_id"),
+    [
+        ({"type": "worker", "index": "1"}, "worker", 1),
+        ({"type": "ps", "index": 0}, "ps", 0),
+        ({"type": "master", "index": "0"}, "chief", 0),
+        ({"type": "evaluator", "index": 0}, "evaluator", 0),
+        (None, "chief", 0),
+    ],
+)
+def test_what_task_this_is(task, task_type, task_id):
+    cluster = {"master": ["m:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"], "evaluator": ["e:1"]}
+    resolver = cluster_resolver({"cluster": cluster, "task": task})
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == (task_type, task_id, "grpc")
+    assert resolver.cluster_spec().as_dict() == {"chief": ["m:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"]}
 
 
 def test_an_argument_comes_before_the_environment(monkeypatch):
@@ -66,12 +90,48 @@ def test_an_argument_comes_before_the_environment(monkeypatch):
     assert spec_of(CLUSTER) == CLUSTER
 
 
-@pytest.mark.parametrize("empty", [None, "", "  "])
-def test_nothing_found_suggests_a_local_cluster(monkeypatch, empty):
-    if empty is not None:
-        monkeypatch.setenv("TF_CONFIG", empty)
-    with pytest.raises(ClusterConfigError, match=r"Received: neither\. .*tfps\.LocalCluster"):
+@pytest.mark.parametrize(
+    ("text", "received"),
+    [
+        (None, "neither"),
+        ("", "neither"),
+        ("  \n", "neither"),
+        ("{}", "no jobs at all"),
+        ('{"cluster": {}}', "no jobs at all"),
+        ('{"cluster": {}, "environment": "cloud", "task": {}}', "no jobs at all"),
+    ],
+)
+@pytest.mark.parametrize("make", [lambda: None, tf.distribute.cluster_resolver.TFConfigClusterResolver])
+def test_nothing_found_suggests_a_local_cluster(monkeypatch, text, received, make):
+    if text is not None:
+        monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ClusterConfigError, match=rf"1 fault:\n.*Received: {received}\. .*tfps\.LocalCluster"):
+        cluster_resolver(make())
+
+
+def test_tensorflows_resolver_of_the_environment(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({**TF_CONFIG, "rpc_layer": "grpc+loas"}))
+    resolver = cluster_resolver(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    assert resolver.cluster_spec().as_dict() == {**CLUSTER, "chief": ["10.0.0.4:2222"]}
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("ps", 1, "grpc+loas")
+
+
+@pytest.mark.parametrize("text", ["not json", '{"cluster": {"ps_hosts": ["a"]}, "task": {"type": "ps", "index": "x"}}'])
+def test_tensorflows_resolver_of_a_faulty_environment(monkeypatch, text):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ClusterConfigError) as directly:
         cluster_resolver()
+    with pytest.raises(ClusterConfigError) as through_resolver:
+        cluster_resolver(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    assert through_resolver.value.faults == directly.value.faults
+
+
+def test_a_resolver_of_several():
+    parts = [
+        tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({job: CLUSTER[job]}))
+        for job in CLUSTER
+    ]
+    assert spec_of(tf.distribute.cluster_resolver.UnionResolver(*parts)) == CLUSTER
 
 
 def test_a_resolver_keeps_its_task_and_protocol():
@@ -104,6 +164,14 @@ def test_a_local_cluster():
         ("{'worker': []}", "must be JSON", "{'worker'"),
         ('{"worker": ["a:1"', "must be JSON", "a:1"),
         ("[" * 100_000, "must be JSON", "[[["),
+        ('{"a":' * 100_000, "must be JSON", "{"),
+        ('{"worker": ' + "[" * 500 + "]" * 500 + ', "ps": ["p:1"]}', "task:0 must be", "[[["),
+        ('{"task": {"index": ' + "9" * 5000 + "}}", "must be JSON", "999"),
+        ("null", "JSON text or by the path", "'null'"),
+        ("", "JSON text or by the path", "''"),
+        ("a\0b", "JSON text or by the path", r"'a\x00b'"),
+        ("worker: " + "x" * 5000, "JSON text or by the path", "'worker: xxx"),
+        (os.curdir, "JSON text or by the path", "no file"),
         ('["a:1"]', "must be a JSON object", "a:1"),
         ('"a:1"', "must be a JSON object", "a:1"),
         ("{" + " " * 1_000_000 + "}", "at most 1,000,000 characters", "more than that"),
@@ -111,6 +179,8 @@ def test_a_local_cluster():
         ("__import__('os')", "JSON text or by the path", "__import__"),
         (os.devnull, "JSON text or by the path", "no file"),
         (7, "must be described by a dict", "7, a int"),
+        (b"{}", "must be described by a dict", "b'{}', a bytes"),
+        ([], "must be described by a dict", "[], a list"),
     ],
 )
 def test_text_that_describes_nothing(text, rule, received):
@@ -139,7 +209,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 
 def test_a_fault_says_where_the_description_comes_from(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", "{}")
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"worker": ["a:1"]}))
     with pytest.raises(ClusterConfigError) as caught:
         cluster_resolver()
     assert caught.value.__notes__ == ["The description was read from the environment variable TF_CONFIG."]

@@ -127,15 +127,12 @@ def test_steps_per_epoch_that_is_no_multiple_of_an_execution(strategy, samples):
     assert iterations(model) == 50
 
 
-def test_a_generator(strategy, samples):
-    def batches():
-        x, y = samples
-        for start in range(0, 50, 10):
-            yield x[start : start + 10], y[start : start + 10]
-
+def test_an_empty_dataset_ends_and_the_next_fit_works(strategy, samples):
     model = compiled(strategy)
-    model.fit(batches(), epochs=1, verbose=0)
-    assert iterations(model) == 5
+    dataset = tf.data.Dataset.from_tensor_slices(samples).batch(10)
+    model.fit(dataset.take(0), verbose=0)
+    model.fit(dataset, verbose=0)
+    assert iterations(model) == 11
 
 
 def named_inputs():
@@ -150,6 +147,11 @@ def two_outputs():
     return keras.Model(features, outputs)
 
 
+def batches_of(x, y):
+    for start in range(0, len(y), 10):
+        yield x[start : start + 10], y[start : start + 10]
+
+
 def fits(samples):
     """How one fits, by what is special about it: a model, and the arguments of `fit`."""
     x, y = samples
@@ -158,6 +160,8 @@ def fits(samples):
     dataset = tf.data.Dataset.from_tensor_slices(samples).batch(10)
     return {
         "arrays": (classifier, {"x": x, "y": y}),
+        "tensors": (classifier, {"x": tf.constant(x), "y": tf.constant(y)}),
+        "generator": (classifier, {"x": batches_of(x, y), "steps_per_epoch": 5}),
         "dataset": (classifier, {"x": dataset}),
         "sample weights": (classifier, {"x": x, "y": y, "sample_weight": weights}),
         "weighted dataset": (
@@ -179,11 +183,11 @@ def fits(samples):
 
 @pytest.mark.parametrize("name", fits((np.zeros((40, 20)), np.zeros(40))))
 def test_what_fit_takes_equals_keras(name, one_worker, samples):
-    build, arguments = fits(samples)[name]
-    metrics = {"metrics": None, "weighted_metrics": None} if build is two_outputs else {}
-    batches = {} if isinstance(arguments["x"], tf.data.Dataset) else {"batch_size": 10}
     results = []
     for under in (one_worker, None):
+        build, arguments = fits(samples)[name]
+        metrics = {"metrics": None, "weighted_metrics": None} if build is two_outputs else {}
+        batches = {"batch_size": 10} if hasattr(arguments["x"], "shape") or isinstance(arguments["x"], dict) else {}
         model = compiled(under, build, **metrics)
         history = model.fit(**arguments, **batches, epochs=2, shuffle=False, verbose=0).history
         results.append((history, named(model.variables)))

@@ -237,7 +237,7 @@ def _broken_rule(address: Any) -> tuple[str, str] | None:
         if not (host.startswith("[") and host.endswith("]") and isinstance(_ip(host[1:-1]), ipaddress.IPv6Address)):
             return form, 'Write an IPv6 address in brackets and a port, such as "[::1]:2222"'
     elif not colon:
-        return form, f'Add the port, such as "{address or "host"}:2222"'
+        return form, f'Add the port, such as "{address[:253] or "host"}:2222"'
     if not host or not (port.isascii() and port.isdecimal()):
         return form, 'Write both parts, such as "10.0.0.1:2222"'
     if len(port) > 5 or not 1 <= int(port) <= 65535:

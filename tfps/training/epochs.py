@@ -23,6 +23,8 @@ from tfps._compat import EpochIterator, num_workers
 from tfps.training.datasets import iterable_here, without_optionals
 from tfps.training.run import Execution, Run
 
+AHEAD_PER_WORKER = 2  # executions: one to run, one so that the worker need not wait for the next
+AHEAD_OF_A_SLOW_ONE = 16  # executions per worker while the oldest one is not done
 LOOK_AGAIN_SECONDS = 0.005
 MOST_SECONDS_TO_ABANDON = 30.0
 
@@ -39,7 +41,7 @@ class ClusterEpochIterator(EpochIterator):
     def __init__(self, *args: Any, distribute_strategy: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(distribute_strategy)
-        self._most_ahead = 2 * num_workers(distribute_strategy)
+        self._workers = num_workers(distribute_strategy)
         self._dataset = iterable_here(self.data_adapter.get_tf_dataset()).prefetch(tf.data.AUTOTUNE)
         self._forget()
 
@@ -125,16 +127,17 @@ class ClusterEpochIterator(EpochIterator):
         return over
 
     def _send_out(self, run: Run) -> None:
-        while self._ahead() < self._most_ahead:
+        while self._may_send():
             if not self._waiting and not self._read_next():
                 return
             begin, end, batches = self._waiting.popleft()
             self._under_way.append((begin, end, run.start(batches)))
 
-    def _ahead(self) -> int:
-        """How many executions are ahead of the reports; behind a slow one, those that are finished do not count."""
+    def _may_send(self) -> bool:
+        """Whether another execution may go ahead; behind a slow one, those that are finished do not count."""
         over = [execution.is_over() for _, _, execution in self._under_way]
-        return len(over) if over and over[0] else over.count(False)
+        ahead = len(over) if over and over[0] else over.count(False)
+        return ahead < AHEAD_PER_WORKER * self._workers and len(over) < AHEAD_OF_A_SLOW_ONE * self._workers
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
@@ -152,13 +155,14 @@ class ClusterEpochIterator(EpochIterator):
         self._forget()
 
     def _abandon(self) -> None:
-        """Leave the cluster ready for the next call: nothing of this epoch queued or running."""
-        under_way = [execution for _, _, execution in self._under_way]
+        """Leave the cluster ready for the next call: nothing of this epoch queued, running or still to be raised."""
         self._forget()
         deadline = time.monotonic() + MOST_SECONDS_TO_ABANDON
-        while time.monotonic() < deadline and not all(e.is_over(LOOK_AGAIN_SECONDS) for e in under_way):
+        while time.monotonic() < deadline:
             with contextlib.suppress(Exception):  # one failed step is what is being raised already
-                self._coordinator.done()
+                if self._coordinator.done():
+                    return
+            time.sleep(LOOK_AGAIN_SECONDS)
 
 
 class Turn:
