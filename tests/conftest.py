@@ -1,7 +1,7 @@
 """Fixtures for all tests: one cluster in this process at a time, and a clean environment.
 
-TensorFlow connects a process to one cluster at a time, so a module asks for one with the number of workers it needs,
-and gets a new one only if the last had another number.
+TensorFlow connects a process to one cluster at a time, so a test asks for one with the number of workers it needs, and
+gets a new one only if the last had another number.
 """
 
 from __future__ import annotations
@@ -16,6 +16,18 @@ import pytest
 import tfps
 
 _clusters: list[tuple[int, tfps.LocalCluster, tfps.ParameterServerStrategy]] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests in the order of the workers they need: servers inside a process never stop, so few are made."""
+    items.sort(key=_workers_needed)
+
+
+def _workers_needed(item: pytest.Item) -> int:
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    named = {"one_worker": 1, "three_workers": 3, "strategy": parameters.get("strategy", 0)}
+    needed = [workers for name, workers in named.items() if name in getattr(item, "fixturenames", ())]
+    return max([*needed, parameters.get("workers", 0)])
 
 
 @pytest.fixture(scope="module")

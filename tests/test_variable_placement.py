@@ -40,7 +40,7 @@ def test_balanced_puts_each_variable_where_the_fewest_bytes_are(cluster):
 
 
 def test_balanced_over_many_sizes(cluster):
-    sizes = [random.Random(0).choice([1, 3, 10, 30, 100]) * (1 + i % 4) for i in range(60)]
+    sizes = random.Random(0).choices([1, 3, 10, 31, 100], k=60)
     loads, expected = [0, 0, 0], []
     for size in sizes:
         emptiest = sorted(range(3), key=lambda ps: (loads[ps], ps))[0]
@@ -209,7 +209,7 @@ def test_a_function_chooses_for_a_keras_model_but_not_for_its_slots(cluster):
         (lambda: np.ones((2, 2)), {}, (2, 2), tf.float64),
         (lambda: tf.random.normal([3]), {}, (3,), tf.float32),
         (lambda: 3, {}, (), tf.int32),
-        # A loop only known as it runs, and a function that cannot be traced: neither is known beforehand.
+        # A size that is only known as it runs, and a function that only runs eagerly.
         (lambda: tf.zeros([tf.random.uniform([], 1, 5, tf.int32)]), {}, None, tf.float32),
         (lambda: tf.zeros([2]).numpy(), {}, None, None),
     ],

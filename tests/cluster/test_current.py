@@ -1,10 +1,12 @@
 """Which strategy may still be used, as clusters are closed and replaced."""
 
+import weakref
+
 import pytest
 import tensorflow as tf
 
 from tfps.cluster import current
-from tfps.cluster.current import check_usable, connected
+from tfps.cluster.current import check_usable, connected, started
 from tfps.errors import ClusterClosedError
 
 HERE = tf.train.ClusterSpec({"worker": ["a:1"], "ps": ["b:1"]})
@@ -62,3 +64,24 @@ def test_a_closed_cluster_is_named():
     cluster.closed = True
     with pytest.raises(ClusterClosedError, match=r"before its cluster is closed\. Received: .*Cluster"):
         check_usable(strategy)
+
+
+def test_a_closed_cluster_is_found_by_its_addresses():
+    strategy, elsewhere, cluster = Strategy(), Strategy(), Cluster()
+    started(cluster)
+    connected(elsewhere, THERE)
+    connected(strategy, tf.train.ClusterSpec({**HERE.as_dict(), "chief": ["d:1"]}))
+    check_usable(strategy)
+    cluster.closed = True
+    with pytest.raises(ClusterClosedError, match="before its cluster is closed"):
+        check_usable(strategy)
+    with pytest.raises(ClusterClosedError, match="connected to last"):
+        check_usable(elsewhere)
+
+
+def test_strategies_are_not_kept_alive():
+    strategy = Strategy()
+    connected(strategy, HERE)
+    gone = weakref.ref(strategy)
+    del strategy
+    assert gone() is None

@@ -1,9 +1,10 @@
-"""Waiting for tasks. A listening socket stands for a task that is up."""
+"""Waiting for tasks. What begins as HTTP/2 servers do stands for a task that is up."""
 
 import contextlib
 import logging
 import re
 import socket
+import socketserver
 import threading
 import time
 
@@ -15,10 +16,38 @@ from tfps.cluster.waiting import wait_for_tasks
 from tfps.errors import ClusterTimeoutError
 
 
+class Answer(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))  # an empty frame of settings, RFC 9113
+        self.request.recv(1024)
+
+
+class Task(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 200
+
+    def handle_error(self, request, client_address):
+        pass  # the client is free to go at any time
+
+
+@contextlib.contextmanager
+def task(port=0, answer=Answer, kind=Task, host="localhost"):
+    with kind((host, port), answer) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        yield f"{host}:{server.server_address[1]}"
+        server.shutdown()
+
+
 @pytest.fixture
 def up():
-    with socket.create_server(("localhost", 0)) as listener:
-        yield f"localhost:{listener.getsockname()[1]}"
+    with task() as address:
+        yield address
+
+
+NO_SERVER = (
+    r"/job:ps/task:0 at localhost:\d+ \(it accepts connections, but does not answer as a TensorFlow server does\)"
+)
 
 
 @pytest.fixture
@@ -123,7 +152,32 @@ def test_a_connection_that_times_out_is_tried_again(monkeypatch, mute):
         wait_for_tasks({"ps": [mute]}, timeout=1)
 
 
-def test_a_hundred_tasks_are_asked_at_once(monkeypatch):
+@pytest.mark.parametrize("answer", [b"", b"\0\0", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n"])
+def test_another_program_on_the_port_is_no_task(answer):
+    class OtherProgram(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.sendall(answer)
+
+    with (
+        task(answer=OtherProgram) as address,
+        pytest.raises(
+            ClusterTimeoutError, match=r"\(it accepts connections, but does not answer as a TensorFlow server"
+        ),
+    ):
+        wait_for_tasks({"ps": [address]}, timeout=0.5)
+
+
+def test_a_task_that_only_accepts_connections_is_not_up():
+    with (
+        socket.create_server(("localhost", 0)) as stopped,
+        pytest.raises(
+            ClusterTimeoutError, match=r"\(it accepts connections, but does not answer as a TensorFlow server"
+        ),
+    ):
+        wait_for_tasks({"ps": [f"localhost:{stopped.getsockname()[1]}"]}, timeout=0.5)
+
+
+def test_a_hundred_tasks_are_asked_at_once(monkeypatch, up):
     all_are_asked = threading.Barrier(100, timeout=30)
     connect = socket.create_connection
 
@@ -132,23 +186,25 @@ def test_a_hundred_tasks_are_asked_at_once(monkeypatch):
         return connect(*args, **kwargs)
 
     monkeypatch.setattr(socket, "create_connection", connect_when_all_are_asked)
-    with socket.create_server(("localhost", 0), backlog=200) as listener:
-        wait_for_tasks({"worker": [f"localhost:{listener.getsockname()[1]}"] * 100}, timeout=30)
+    wait_for_tasks({"worker": [up] * 100}, timeout=30)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")
 def test_ipv6():
+    class Ipv6Task(Task):
+        address_family = socket.AF_INET6
+
     try:
-        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("this machine has no IPv6")
-    with listener:
-        wait_for_tasks({"ps": [f"[::1]:{listener.getsockname()[1]}"]}, timeout=30)
+    with task(kind=Ipv6Task, host="::1") as address:
+        wait_for_tasks({"ps": [address.replace("::1", "[::1]")]}, timeout=30)
 
 
 @contextlib.contextmanager
 def waiting_for(jobs):
-    """Runs a wait meanwhile; at the end it has to be over, without an error."""
+    """Runs a wait meanwhile; at the end the late task comes up, and it has to be over without an error."""
     failures = []
 
     def wait():
@@ -160,7 +216,8 @@ def waiting_for(jobs):
     waiter = threading.Thread(target=wait)
     waiter.start()
     yield
-    waiter.join(20)
+    with task(int(jobs["ps"][0].split(":")[1])):
+        waiter.join(20)
     assert not waiter.is_alive()
     assert failures == []
 
@@ -175,8 +232,6 @@ def test_a_late_task_is_joined_with_one_line_of_a_terminal_meanwhile(monkeypatch
         while screen.text.count("\r") < 3:
             screen.spoken.clear()
             assert screen.spoken.wait(20)
-        late = socket.create_server(("localhost", int(down.split(":")[1])))
-    late.close()
     _, *countdown, wiped, end = screen.text.split("\r")
     whole = f": /job:ps/task:0 at {down}"
     for line in countdown:
@@ -203,8 +258,6 @@ def test_a_late_task_is_joined_with_log_records_meanwhile(monkeypatch, caplog, u
     try:
         with waiting_for({"worker": [up], "ps": [down]}):
             assert seen.wait(20)
-            late = socket.create_server(("localhost", int(down.split(":")[1])))
-        late.close()
     finally:
         logging.getLogger("tfps").removeHandler(handler)
     (waited, ended) = caplog.messages

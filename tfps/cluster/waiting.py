@@ -1,10 +1,12 @@
 """Waiting for the tasks of a cluster: their addresses enter; it returns when all of them answer, or raises.
 
-TensorFlow itself waits without a word and without an end for a task that is not up.
+TensorFlow itself waits without a word and without an end for a task that is not up, and likewise for one that only
+accepts connections: a process that was stopped, a proxy with nothing behind it, another program on the port.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import socket
@@ -21,11 +23,15 @@ _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 _QUIET_SECONDS = 1.0
 _SECONDS_BETWEEN_LINES = 10.0
+# TensorFlow's servers speak gRPC, so HTTP/2: a client says this first, and the server begins with its settings.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_FRAME_HEADER_BYTES = 9
+_SETTINGS = 4
 _log = logging.getLogger("tfps")
 
 
 def wait_for_tasks(jobs: Mapping[str, list[str]], timeout: float) -> None:
-    """Wait until every task accepts a connection, and show what is still missing.
+    """Wait until every task answers as a TensorFlow server does, and show what is still missing.
 
     On a terminal standard error gets one line that is rewritten each second. Elsewhere the logger "tfps" gets a
     record every ten seconds, a warning, so that it is seen without any set-up. Nothing is shown where all tasks
@@ -39,8 +45,13 @@ def wait_for_tasks(jobs: Mapping[str, list[str]], timeout: float) -> None:
         ClusterTimeoutError: Some task did not answer in time; says which did and which did not, and why.
 
     Example:
-        >>> with socket.create_server(("localhost", 0)) as task:
-        ...     wait_for_tasks({"ps": [f"localhost:{task.getsockname()[1]}"]}, timeout=5)
+        >>> wait_for_tasks({"ps": ["localhost:1"]}, timeout=0.1)
+        Traceback (most recent call last):
+        ...
+        tfps.errors.ClusterTimeoutError: Every worker and ps must answer within 0.1 s. Received:
+        did not answer:
+          /job:ps/task:0 at localhost:1 (...)
+        ...
     """
     start = time.monotonic()
     probes = [_Probe(job, index, address) for job in jobs for index, address in enumerate(jobs[job])]
@@ -80,14 +91,19 @@ class _Probe(threading.Thread):
     def run(self) -> None:
         while not self.stopped.is_set():
             try:
-                socket.create_connection(self._address, timeout=_CONNECT_SECONDS).close()
+                connection = socket.create_connection(self._address, timeout=_CONNECT_SECONDS)
             except (socket.gaierror, UnicodeError):
                 self.problem = f"the name {self._address[0]!r} does not resolve"
             except OSError as error:
                 self.problem = (error.strerror or "timed out").lower()
             else:
-                self.answered.set()
-                return
+                self.problem = "it accepts connections, but does not answer as a TensorFlow server does"
+                with connection, contextlib.suppress(OSError):
+                    connection.sendall(_GREETING)
+                    header = connection.recv(_FRAME_HEADER_BYTES)
+                    if len(header) == _FRAME_HEADER_BYTES and header[3] == _SETTINGS:
+                        self.answered.set()
+                        return
             self.stopped.wait(_RETRY_SECONDS)
 
 
