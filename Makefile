@@ -30,7 +30,7 @@ lint: $(READY) ## Check style and types.
 	$(BIN)/mypy
 
 test: lint ## Lint, types, and every test that is quick.
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 test-slow: $(READY) ## The tests that start many processes or take long.
 	$(BIN)/python -m pytest -m slow
