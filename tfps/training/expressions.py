@@ -13,60 +13,13 @@ from typing import Any
 import tensorflow as tf
 
 # Cheap ops without state: evaluating them again elsewhere costs less than moving their result.
-CHEAP_OPS = frozenset(
-    {
-        *(
-            "Abs",
-            "Add",
-            "AddV2",
-            "BiasAdd",
-            "Cast",
-            "ClipByValue",
-            "Div",
-            "DivNoNan",
-            "Equal",
-            "Exp",
-            "ExpandDims",
-        ),
-        *(
-            "FloorDiv",
-            "FloorMod",
-            "Greater",
-            "GreaterEqual",
-            "Identity",
-            "Less",
-            "LessEqual",
-            "Log",
-            "LogicalAnd",
-        ),
-        *(
-            "LogicalNot",
-            "LogicalOr",
-            "Max",
-            "Maximum",
-            "Mean",
-            "Min",
-            "Minimum",
-            "Mul",
-            "Neg",
-            "NotEqual",
-            "Pow",
-        ),
-        *(
-            "RealDiv",
-            "Reciprocal",
-            "Relu",
-            "Reshape",
-            "Rsqrt",
-            "Select",
-            "SelectV2",
-            "Sign",
-            "Sqrt",
-            "Square",
-        ),
-        *("SquaredDifference", "Squeeze", "Sub", "Sum", "Xdivy", "ZerosLike", "OnesLike"),
-    }
-)
+_CHEAP_OPS = """
+    Abs Add AddV2 BiasAdd Cast ClipByValue Div DivNoNan Equal Exp ExpandDims FloorDiv FloorMod Greater GreaterEqual
+    Identity Less LessEqual Log LogicalAnd LogicalNot LogicalOr Max Maximum Mean Min Minimum Mul Neg NotEqual Pow
+    RealDiv Reciprocal Relu Reshape Rsqrt Select SelectV2 Sign Sqrt Square SquaredDifference Squeeze Sub Sum Xdivy
+    ZerosLike OnesLike
+"""
+CHEAP_OPS = frozenset(_CHEAP_OPS.split())
 
 
 def path(
