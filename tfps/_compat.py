@@ -13,8 +13,11 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.trainers.data_adapters import get_data_adapter as dataset_adapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.data.ops.dataset_ops import _VariantDataset
+from tensorflow.python.distribute.coordinator.cluster_coordinator import PerWorkerValues
 from tensorflow.python.distribute.distribute_lib import get_update_replica_id
 from tensorflow.python.distribute.parameter_server_strategy_v2 import (
     ParameterServerStrategyV2,
@@ -32,6 +35,7 @@ __all__ = [
     "CachingVariable",
     "CompositeTensor",
     "ControlFlowFuncGraph",
+    "DataAdapter",
     "EagerTensor",
     "EpochIterator",
     "ParameterServerStrategyV2",
@@ -40,11 +44,13 @@ __all__ = [
     "TensorFlowTrainer",
     "WhileBodyFuncGraph",
     "concatenate",
+    "dataset_adapter",
     "dataset_from_variant",
     "held_by",
     "held_dtype",
     "hold",
     "inputs_of",
+    "iterators_on_workers",
     "keras_trainer",
     "num_ps",
     "num_workers",
@@ -195,6 +201,24 @@ def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
 def dataset_from_variant(variant: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
     """A dataset of `element_spec` with `variant` behind it."""
     return _VariantDataset(variant, element_spec)
+
+
+def iterators_on_workers(coordinator: Any, makers: list[Any]) -> Any:
+    """Make an iterator on each worker, again whenever the worker comes back after a failure.
+
+    Args:
+        coordinator: A `ClusterCoordinator`.
+        makers: For each worker a concrete function that returns its dataset.
+
+    Returns:
+        What stands for the iterator of whichever worker runs a function that it is passed to.
+    """
+    iterators = []
+    for worker, make in zip(coordinator._cluster.workers, makers, strict=True):
+        iterator = worker.create_resource(lambda make=make: iter(make()))
+        iterator._type_spec = tf.data.IteratorSpec(make.structured_outputs.element_spec)
+        iterators.append(iterator)
+    return PerWorkerValues(tuple(iterators))
 
 
 def ran_on(remote_value: Any) -> int | None:

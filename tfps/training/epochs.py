@@ -12,6 +12,7 @@ whatever the number of workers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -42,8 +43,11 @@ class ClusterEpochIterator(EpochIterator):
         super().__init__(*args, **kwargs)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(distribute_strategy)
         self._workers = num_workers(distribute_strategy)
-        self._dataset = iterable_here(self.data_adapter.get_tf_dataset()).prefetch(tf.data.AUTOTUNE)
         self._forget()
+
+    @functools.cached_property
+    def _dataset(self) -> tf.data.Dataset:
+        return iterable_here(self.data_adapter.get_tf_dataset()).prefetch(tf.data.AUTOTUNE)
 
     @property
     def element_spec(self) -> Any:
@@ -101,11 +105,13 @@ class ClusterEpochIterator(EpochIterator):
             self._interrupted_warning()
         self.data_adapter.on_epoch_end()
 
-    def result(self, start_run: Callable[[Any, Any], Run]) -> Any:
+    def result(self, start_run: Callable[[Any, Any], Run], in_rounds: bool = False) -> Any:
         """Send out what may run ahead, and wait for the oldest execution.
 
         Args:
             start_run: Makes the run of this epoch from a batch's spec and the coordinator.
+            in_rounds: Whether nothing may be under way when this returns the first result of a round, and so when a
+                callback sees it: a round is one execution per worker. With one worker that is local Keras's order.
 
         Returns:
             What the run reports of it.
@@ -115,10 +121,21 @@ class ClusterEpochIterator(EpochIterator):
         """
         if self._run is None:
             self._run = start_run(self.element_spec, self._coordinator)
-        self._send_out(self._run)
-        while not self._oldest_is_over():
-            self._send_out(self._run)  # a slow worker must not hold up the others
-        return self._run.report(self._under_way.popleft()[2])
+        if in_rounds:
+            self._play_round(self._run)
+        else:
+            self._send_out(self._run)
+            while not self._oldest_is_over():
+                self._send_out(self._run)  # a slow worker must not hold up the others
+        return self._report_oldest(self._run)
+
+    def _play_round(self, run: Run) -> None:
+        if self._under_way:
+            return
+        while len(self._under_way) < self._workers and self._send_next(run):
+            pass
+        while not all(execution.is_over(LOOK_AGAIN_SECONDS) for _, _, execution in self._under_way):
+            self._coordinator.done()  # raises what a step raised
 
     def _oldest_is_over(self) -> bool:
         over = self._under_way[0][2].is_over(LOOK_AGAIN_SECONDS)
@@ -126,12 +143,22 @@ class ClusterEpochIterator(EpochIterator):
             self._coordinator.done()  # raises what a step raised
         return over
 
+    def _report_oldest(self, run: Run) -> Any:
+        return run.report(self._under_way.popleft()[2])
+
     def _send_out(self, run: Run) -> None:
-        while self._may_send():
-            if not self._waiting and not self._read_next():
-                return
-            begin, end, batches = self._waiting.popleft()
-            self._under_way.append((begin, end, run.start(batches)))
+        while self._may_send() and self._send_next(run):
+            pass
+
+    def _send_next(self, run: Run) -> bool:
+        if not self._waiting and not self._read_next():
+            return False
+        begin, end, batches = self._waiting.popleft()
+        self._under_way.append((begin, end, self._start(run, batches)))
+        return True
+
+    def _start(self, run: Run, batches: list[Any]) -> Execution:
+        return run.start(batches)
 
     def _may_send(self) -> bool:
         """Whether another execution may go ahead; behind a slow one, those that are finished do not count."""
@@ -144,13 +171,15 @@ class ClusterEpochIterator(EpochIterator):
         """Around an epoch: at its end wait for every step and leave metrics and seeds where they belong."""
         try:
             yield
+        except StopIteration:
+            pass  # a turn was given out, and then there was no batch for it
         except BaseException:
             self._abandon()
             raise
         if self._run is not None:
             while self._under_way:
                 if self._oldest_is_over():
-                    self._run.report(self._under_way.popleft()[2])
+                    self._report_oldest(self._run)
             self._run.write_back()
         self._forget()
 
@@ -178,6 +207,6 @@ class Turn:
     def __next__(self) -> Turn:
         return next(self._items)
 
-    def result(self, start_run: Callable[[Any, Any], Run]) -> Any:
+    def result(self, start_run: Callable[[Any, Any], Run], in_rounds: bool = False) -> Any:
         """What the execution reports; see `ClusterEpochIterator.result`."""
-        return self._epoch.result(start_run)
+        return self._epoch.result(start_run, in_rounds)

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfps._compat import (
     CachingVariable,
+    ControlFlowFuncGraph,
     ParameterServerStrategyV2,
     ParameterServerStrategyV2Extended,
     TensorFlowTrainer,
@@ -28,7 +29,9 @@ from tfps.cluster.current import connected
 from tfps.training import reads, seeds, updates, writes
 from tfps.training.epochs import ClusterEpochIterator
 from tfps.training.initial_value import InitialValue
+from tfps.training.pipelines import PipelineEpochIterator
 from tfps.training.trainer import ClusterFunction, build_symbolically, prepare
+from tfps.training.watching import watches_batches
 
 
 def install() -> None:
@@ -38,6 +41,8 @@ def install() -> None:
     _updates()
     _seeds()
     _trainer()
+    _callbacks()
+    _tables()
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -129,8 +134,10 @@ def _seeds() -> None:
 
 def _trainer() -> None:
     def epoch_iterator(*args: Any, distribute_strategy: Any = None, **kwargs: Any) -> Any:
-        under_ps = isinstance(distribute_strategy, ParameterServerStrategyV2)
-        kind = ClusterEpochIterator if under_ps else TFEpochIterator
+        if not isinstance(distribute_strategy, ParameterServerStrategyV2):
+            kind = TFEpochIterator
+        else:
+            kind = PipelineEpochIterator if callable(kwargs.get("x")) else ClusterEpochIterator
         return kind(*args, distribute_strategy=distribute_strategy, **kwargs)
 
     keras_trainer.TFEpochIterator = epoch_iterator
@@ -146,6 +153,38 @@ def _trainer() -> None:
         return from_shapes
 
     _replace(TensorFlowTrainer, "_maybe_symbolic_build", symbolic_build)
+
+
+def _callbacks() -> None:
+    """A callback that acts between batches finds no step under way, so it has to be known before they start."""
+
+    def announced(kind: str, begin: Callable[..., Any]) -> Any:
+        def start(self: Any, logs: Any = None) -> None:
+            function = getattr(self.model, f"{kind}_function", None)
+            if isinstance(function, ClusterFunction):
+                function.in_rounds = watches_batches(self.callbacks, kind)
+            begin(self, logs)
+
+        return start
+
+    for kind in ("train", "test", "predict"):
+        _replace(keras.callbacks.CallbackList, f"on_{kind}_begin", functools.partial(announced, kind))
+
+
+def _tables() -> None:
+    """A lookup table, one on each worker, is found inside loops and branches too.
+
+    TensorFlow gives a worker its own table when it calls a function, and calls no loop or branch: in these a table,
+    the one kind of value that is found this way, had no value at all.
+    """
+
+    def outside(_: Any) -> Any:
+        def capture(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.outer_graph.capture_call_time_value(*args, **kwargs)
+
+        return capture
+
+    _replace(ControlFlowFuncGraph, "capture_call_time_value", outside)
 
 
 def _maker(kind: str, predicts: bool, make: Callable[..., Any]) -> Any:

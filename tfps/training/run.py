@@ -16,8 +16,27 @@ import numpy as np
 import tensorflow as tf
 
 from tfps._compat import ran_on, wait_until_ready
+from tfps.errors import UnsupportedError
 from tfps.training.seeds import SeedStates
 from tfps.training.step import CompiledStep
+
+
+@dataclasses.dataclass
+class Part:
+    """What one call on a worker does of an execution.
+
+    Attributes:
+        result: The remote result.
+        steps: How many steps it is the result of. A call that draws its batches on the worker may turn out to have
+            had fewer: after the report this says how many there were.
+        seeds_after: For every step, the states in which it leaves the seed generators.
+        worker: After the report, the index of the worker that it ran on.
+    """
+
+    result: Any
+    steps: int
+    seeds_after: Sequence[Any]
+    worker: int | None = None
 
 
 @dataclasses.dataclass
@@ -25,16 +44,14 @@ class Execution:
     """What Keras calls an execution: one step, or `steps_per_execution` of them, under way on the workers.
 
     Attributes:
-        results: The remote results, in the order of the steps.
-        steps: How many steps each of them is the result of.
+        parts: Its parts, in the order of the steps.
     """
 
-    results: list[Any]
-    steps: list[int]
+    parts: list[Part]
 
     def is_over(self, timeout: float = 0.0) -> bool:
         """Whether every part has finished, waiting up to `timeout` seconds for each."""
-        return all(wait_until_ready(result, timeout) for result in self.results)
+        return all(wait_until_ready(part.result, timeout) for part in self.parts)
 
 
 class Run:
@@ -51,6 +68,7 @@ class Run:
         self._coordinator = coordinator
         self._steps_by_worker = steps_by_worker
         self._seeds = SeedStates(step.draws)
+        self._reached: Any = None
         self._totals: list[tf.Tensor] = []
         if step.logs is not None:
             self._totals = step.logs.shares.pack([tf.convert_to_tensor(v) for v in step.metric_variables])
@@ -64,16 +82,43 @@ class Run:
         Returns:
             The execution, under way.
         """
-        groups = self._groups(batches)
-        results = []
-        for group in groups:
-            seeds = np.stack([self._seeds.take() for _ in group])
-            if len(group) == 1:
-                step, batch, seeds = self._step.one, group[0], seeds[0]
-            else:
-                step, batch = self._step.many, tf.nest.map_structure(_stack, *group)
-            results.append(self._coordinator.schedule(step, args=(batch, tf.constant(seeds, tf.int64))))
-        return Execution(results, [len(group) for group in groups])
+        return Execution([self._send(group) for group in self._groups(batches)])
+
+    def _send(self, group: list[Any]) -> Part:
+        seeds, seeds_after = self._take_seeds(len(group))
+        if len(group) == 1:
+            step, batch, seeds = self._step.one, group[0], seeds[0]
+        else:
+            step, batch = self._step.many, tf.nest.map_structure(_stack, *group)
+        return Part(self._coordinator.schedule(step, args=(batch, seeds)), len(group), seeds_after)
+
+    def start_drawing(self, iterators: Any, steps: int) -> Execution:
+        """Send out one execution whose batches are on the workers.
+
+        Args:
+            iterators: An iterator per worker.
+            steps: How many batches to train on, if there are as many.
+
+        Returns:
+            The execution, under way.
+        """
+        if self._step.logs is None:
+            raise UnsupportedError(
+                "predict must have data in an order, which pipelines on several workers do not have. Received: a "
+                "function of the input context. Pass arrays or a tf.data.Dataset."
+            )
+        if self._step.drawing is None:
+            raise UnsupportedError(
+                "With data from a function of the input context, what a step logs must have a known shape. Received: "
+                "logs that depend on the size of the batch. Log means or sums, or pass a tf.data.Dataset."
+            )
+        seeds, seeds_after = self._take_seeds(steps)
+        result = self._coordinator.schedule(self._step.drawing, args=(iterators, seeds))
+        return Execution([Part(result, steps, seeds_after)])
+
+    def _take_seeds(self, steps: int) -> tuple[tf.Tensor, Sequence[Any]]:
+        states, after = zip(*[self._seeds.take() for _ in range(steps)], strict=True)
+        return tf.constant(np.stack(states), tf.int64), after
 
     def _groups(self, batches: Sequence[Any]) -> list[list[Any]]:
         """The batches in runs of equal shapes, which one call can take; a short last batch goes alone."""
@@ -92,17 +137,21 @@ class Run:
         """Count a finished execution.
 
         Returns:
-            Its logs, with the metrics as they stand after it; for a prediction the outputs, concatenated.
+            Its logs, with the metrics as they stand after it, or None if there was no batch for it; for a prediction
+            the outputs of its steps.
         """
-        values = [result.get() for result in execution.results]
-        for result, steps in zip(execution.results, execution.steps, strict=True):
-            self._steps_by_worker[ran_on(result)] += steps
-        if self._step.logs is None:
-            return values
-        logs = None
-        for shares, extras in values:
-            self._totals, logs = self._step.logs.add(self._totals, list(shares), list(extras))
-        return logs
+        values, logs = [part.result.get() for part in execution.parts], None
+        for part, value in zip(execution.parts, values, strict=True):
+            part.worker = ran_on(part.result)
+            if self._step.logs is not None:
+                shares, extras, *drawn = value
+                part.steps = int(drawn[0]) if drawn else part.steps
+                if part.steps:
+                    self._totals, logs = self._step.logs.add(self._totals, list(shares), list(extras))
+            self._steps_by_worker[part.worker] += part.steps
+            if part.steps:
+                self._reached = part.seeds_after[part.steps - 1]
+        return values if self._step.logs is None else logs
 
     def write_back(self) -> None:
         """Leave metrics and seed generators as if every step had run here."""
@@ -110,7 +159,8 @@ class Run:
             totals = self._step.logs.shares.unpack(self._totals)
             for variable, total in zip(self._step.metric_variables, totals, strict=True):
                 variable.assign(total)
-        self._seeds.write_back()
+        if self._reached is not None:
+            self._seeds.write_back(self._reached)
 
 
 def _stack(*parts: Any) -> Any:

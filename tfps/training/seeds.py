@@ -55,17 +55,16 @@ class SeedStates:
         self._start = [np.array(generator.state.numpy(), "int64") for generator, _ in draws]
         self._now = list(self._start)
 
-    def take(self) -> np.ndarray[Any, Any]:
-        """The states the next step starts from, int64 of shape (generators, 2)."""
+    def take(self) -> tuple[np.ndarray[Any, Any], list[Any]]:
+        """For the next step the states it starts from, int64 of shape (generators, 2), and those it leaves behind."""
         states = np.array(self._now, "int64").reshape(-1, 2)
         for index, (_, draws) in enumerate(self._draws):
             for ordered in draws:
                 self._now[index] = advanced(self._now[index], ordered)
-        return states
+        return states, list(self._now)
 
-    def write_back(self) -> None:
-        """Leave the generators where the steps took them."""
-        for (generator, _), start, now in zip(self._draws, self._start, self._now, strict=True):
+    def write_back(self, reached: Sequence[Any]) -> None:
+        """Leave the generators as the last step that was run leaves them."""
+        for (generator, _), start, now in zip(self._draws, self._start, reached, strict=True):
             if (start != now).any():
                 generator.state.assign_add(now - start)
-        self._start = list(self._now)

@@ -8,6 +8,7 @@ what training means to write. Several steps in one call are a loop on the worker
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,17 +30,35 @@ class CompiledStep:
     Attributes:
         one: Takes a batch and seeds of shape (generators, 2); returns `(shares, extras)`, packed, or the outputs
             themselves for a prediction.
-        many: The same for a stack of batches and seeds of shape (steps, generators, 2).
+        spec: The batch's structure of `tf.TypeSpec`s.
         metric_variables: The variables that the shares belong to, in order.
         draws: Each seed generator and, for every draw of a step, whether it is ordered.
         logs: Turns running totals and a step's extras into its logs; None for a prediction.
     """
 
     one: Any
-    many: Any
+    spec: Any
     metric_variables: list[CachingVariable]
     draws: list[tuple[keras.random.SeedGenerator, list[bool]]]
     logs: Logs | None
+
+    @functools.cached_property
+    def many(self) -> Any:
+        """`one` for a stack of batches and seeds of shape (steps, generators, 2); None where they do not stack."""
+        stackable = all(isinstance(s, tf.TensorSpec) for s in tf.nest.flatten(self.spec) if s is not None)
+        return _repeated(self.one, self.spec) if stackable and self.can_be_summed() else None
+
+    @functools.cached_property
+    def drawing(self) -> Any:
+        """The same for an iterator of batches; returns besides how many batches there were, if fewer than seeds.
+
+        None where the results of several steps can not be summed.
+        """
+        return _drawing(self.one, self.spec) if self.can_be_summed() else None
+
+    def can_be_summed(self) -> bool:
+        """Whether what steps return can be added up on the worker, several steps in one."""
+        return self.logs is not None and self.logs.shares.is_static() and self.logs.extras.is_static()
 
 
 def compile_step(strategy: Any, method: Callable[[Any], Any], spec: Any, predicts: bool = False) -> CompiledStep:
@@ -86,35 +105,61 @@ def _trace(strategy: Any, method: Callable[[Any], Any], spec: Any, plan: Plan, p
     trace = traces[-1]
     return CompiledStep(
         one=concrete,
-        many=None if predicts else _repeated(concrete, spec, logs[-1]),
+        spec=spec,
         metric_variables=[variable for variable, _ in trace.shares.values()],
         draws=list(trace.draws.values()),
         logs=None if predicts else logs[-1],
     )
 
 
-def _repeated(one: Any, spec: Any, logs: Logs) -> Any:
-    """`one` in a loop over a stack of batches; None where batches can not be stacked."""
-    stackable = all(isinstance(s, tf.TensorSpec) for s in tf.nest.flatten(spec) if s is not None)
-    if not stackable or not logs.shares.is_static() or not logs.extras.is_static():
-        return None
+def _repeated(one: Any, spec: Any) -> Any:
+    """`one` in a loop over a stack of batches."""
 
     @tf.function(autograph=False, jit_compile=False)
     def many(batches: Any, seeds: tf.Tensor) -> Any:
         def turn(step: tf.Tensor, sums: list[tf.Tensor], extras: list[tf.Tensor]) -> Any:
             del extras  # the last step's are the ones that are logged
             shares, new_extras = one(_each(lambda x: x[step], batches), seeds[step])
-            return step + 1, [total + share for total, share in zip(sums, shares, strict=True)], new_extras
+            return step + 1, _added(sums, shares), new_extras
 
         steps = tf.shape(seeds)[0]
-        zeros = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), one.structured_outputs)
-        _, sums, extras = tf.while_loop(
-            lambda step, *_: step < steps, turn, (0, list(zeros[0]), list(zeros[1])), parallel_iterations=1
-        )
+        _, sums, extras = tf.while_loop(lambda step, *_: step < steps, turn, (0, *_zeros(one)), parallel_iterations=1)
         return sums, extras
 
     stacked = _each(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), spec)
     return many.get_concrete_function(stacked, tf.TensorSpec([None, None, 2], tf.int64))
+
+
+def _drawing(one: Any, spec: Any) -> Any:
+    """`one` in a loop over what an iterator on the worker has next."""
+
+    @tf.function(autograph=False, jit_compile=False)
+    def drawing(iterator: Any, seeds: tf.Tensor) -> Any:
+        def turn(step: tf.Tensor, sums: list[tf.Tensor], extras: list[tf.Tensor], more: tf.Tensor) -> Any:
+            del more
+            batch = iterator.get_next_as_optional()
+
+            def train() -> Any:
+                shares, new_extras = one(batch.get_value(), seeds[step])
+                return step + 1, _added(sums, shares), new_extras, True
+
+            return tf.cond(batch.has_value(), train, lambda: (step, sums, extras, False))
+
+        steps = tf.shape(seeds)[0]
+        step, sums, extras, _ = tf.while_loop(
+            lambda step, _, __, more: (step < steps) & more, turn, (0, *_zeros(one), True), parallel_iterations=1
+        )
+        return sums, extras, step
+
+    return drawing.get_concrete_function(tf.data.IteratorSpec(spec), tf.TensorSpec([None, None, 2], tf.int64))
+
+
+def _added(sums: list[tf.Tensor], shares: list[tf.Tensor]) -> list[tf.Tensor]:
+    return [total + share for total, share in zip(sums, shares, strict=True)]
+
+
+def _zeros(one: Any) -> Any:
+    return tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), list(map(list, one.structured_outputs)))
 
 
 def _each(change: Callable[[Any], Any], batch: Any) -> Any:

@@ -34,12 +34,14 @@ class ClusterFunction:
 
     Attributes:
         steps_by_worker: How many steps each worker has finished, by its index.
+        in_rounds: Whether callbacks are to find no step under way.
     """
 
     def __init__(self, model: keras.Model, method: Callable[[Any], Any], predicts: bool = False):
         self._strategy = model.distribute_strategy
         self._method = method
         self._predicts = predicts
+        self.in_rounds = False
         self.steps_by_worker: Counter[int | None] = Counter()
         self._compiled: dict[Any, CompiledStep] = {}
 
@@ -55,7 +57,7 @@ class ClusterFunction:
         """
         if isinstance(turn, list) and isinstance(turn[0], Turn):
             turn = turn[0]
-        reported = turn.result(self._run) if isinstance(turn, Turn) else self._on_batches(list(turn))
+        reported = turn.result(self._run, self.in_rounds) if isinstance(turn, Turn) else self._on_batches(list(turn))
         return concatenate(reported) if self._predicts else reported
 
     def _run(self, spec: Any, coordinator: Any) -> Run:
