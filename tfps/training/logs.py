@@ -2,7 +2,8 @@
 
 Inside the step a metric's result is computed from that step's share alone. The coordinator, which has the running
 totals, evaluates the same formula once more on those. So any log works: a metric's result under another name, a ratio
-of two, or a plain loss.
+of two, or a plain loss. Most metric variables are sums; the formula of one that is not is evaluated here as well, step
+after step, from what the variable held before.
 """
 
 from __future__ import annotations
@@ -14,72 +15,82 @@ import tensorflow as tf
 
 from tfps.training.expressions import path, replay, side_inputs
 from tfps.training.packing import Packing
+from tfps.training.trace import Share
 
 
 class LogFormula:
-    """How the logs of a step follow from its shares, found in the step's graph.
+    """How metrics and logs follow from a step, found in the step's graph.
 
     Args:
         logs: What the step returned, a structure of tensors.
-        shares: The step's final share of each metric variable.
+        shares: What it made of each metric variable.
 
     Attributes:
         logs: As given.
-        shares: As given.
-        extras: The other tensors of the step that the logs need; they travel with the shares.
-        ops: What leads from shares and extras to the logs.
+        shares: The final value of each metric variable.
+        extras: The other tensors of the step that metrics and logs need; they travel with the shares.
+        is_sum: For each share, whether it is simply added to what the variable had.
+        not_followed: The variables that depend on themselves in a way that can not be evaluated elsewhere.
     """
 
-    def __init__(self, logs: Any, shares: Sequence[tf.Tensor]):
+    def __init__(self, logs: Any, shares: Sequence[Share]):
         self.logs = logs
-        self.shares = list(shares)
-        known = {share.ref() for share in self.shares}
+        self.shares = [share.value for share in shares]
+        self._starts = [share.start for share in shares]
+        starts, ends = _set_of(self._starts), _set_of(self.shares)
+        self.is_sum = [
+            share.summands is not None and not any(_formula(summand, starts) for summand in share.summands)
+            for share in shares
+        ]
+        changes = [share.value for share, is_sum in zip(shares, self.is_sum, strict=True) if not is_sum]
+        self._changes, extras = _formulas(changes, starts)
+        self.not_followed = [
+            share.variable.ref()
+            for share in shares
+            if any(share.value is extra for extra in extras) and _formula(share.value, starts)
+        ]
+        self._ops, more = _formulas(tf.nest.flatten(self.logs), ends)
+        self.extras = list({tensor.ref(): tensor for tensor in [*extras, *more]}.values())
 
-        def is_share(tensor: tf.Tensor) -> bool:
-            return tensor.ref() in known
-
-        leaves = tf.nest.flatten(self.logs)
-        found: dict[tf.Operation, None] = {}
-        extras: dict[Any, tf.Tensor] = {}
-        for leaf in leaves:
-            ops = path(leaf, is_share, lambda op: op.type not in ("Placeholder", "Const"))
-            if any(_calls_functions(op) for op in ops):
-                ops = []
-            found.update(dict.fromkeys(ops))
-            if not ops and not is_share(leaf):
-                extras.setdefault(leaf.ref(), leaf)
-        self.ops = list(found)
-        for tensor in side_inputs(self.ops, is_share):
-            extras.setdefault(tensor.ref(), tensor)
-        self.extras = list(extras.values())
-
-    def evaluate(self, totals: Sequence[tf.Tensor], extras: Sequence[tf.Tensor]) -> Any:
-        """The logs for other values of the shares, with ops in the current graph."""
-        values = {old.ref(): new for old, new in zip(self.shares, totals, strict=True)}
-        values.update((old.ref(), new) for old, new in zip(self.extras, extras, strict=True))
-        values = replay(self.ops, values)
-        return tf.nest.map_structure(lambda leaf: values[leaf.ref()], self.logs)
+    def evaluate(
+        self, totals: Sequence[tf.Tensor], shares: Sequence[tf.Tensor], extras: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], Any]:
+        """What the metric variables, which had `totals`, hold after the step, and the logs, in the current graph."""
+        needed = {old.ref(): new for old, new in zip(self.extras, extras, strict=True)}
+        before = {old.ref(): new for old, new in zip(self._starts, totals, strict=True)}
+        changed = replay(self._changes, {**needed, **before})
+        totals = [
+            total + share if is_sum else changed[end.ref()]
+            for total, share, end, is_sum in zip(totals, shares, self.shares, self.is_sum, strict=True)
+        ]
+        after = {old.ref(): new for old, new in zip(self.shares, totals, strict=True)}
+        values = replay(self._ops, {**needed, **after})
+        return totals, tf.nest.map_structure(lambda leaf: values[leaf.ref()], self.logs)
 
 
 class Logs:
     """Adds steps up on the coordinator and says what to log.
 
     Args:
-        formula: How logs follow from shares.
+        formula: How metrics and logs follow from a step.
 
     Attributes:
         shares: How the shares travel, and how running totals are kept.
         extras: How the extras travel.
+        can_be_summed: Whether what steps return can be added up on the worker, several steps in one.
     """
 
     def __init__(self, formula: LogFormula):
         self.shares = Packing(formula.shares)
         self.extras = Packing(formula.extras)
+        self.can_be_summed = self.shares.is_static() and self.extras.is_static() and all(formula.is_sum)
 
         @tf.function(autograph=False, jit_compile=False)
         def add(totals: list[tf.Tensor], shares: list[tf.Tensor], extras: list[tf.Tensor]) -> Any:
-            totals = [total + share for total, share in zip(totals, shares, strict=True)]
-            return totals, formula.evaluate(self.shares.unpack(totals), self.extras.unpack(extras))
+            new, logs = formula.evaluate(
+                self.shares.unpack(totals), self.shares.unpack(shares), self.extras.unpack(extras)
+            )
+            return self.shares.pack(new), logs
 
         self._add = add
 
@@ -89,12 +100,34 @@ class Logs:
         Args:
             totals: The running totals, packed.
             shares: What the execution adds to them, packed.
-            extras: The last step's other tensors that the logs need, packed.
+            extras: The last step's other tensors that metrics and logs need, packed.
 
         Returns:
             The new totals, packed, and the logs.
         """
         return self._add(totals, shares, extras)
+
+
+def _formulas(targets: Sequence[tf.Tensor], sources: set[Any]) -> tuple[list[tf.Operation], list[tf.Tensor]]:
+    """The ops that lead from sources to targets, and the tensors needed besides; a target may be one of these."""
+    found: dict[tf.Operation, None] = {}
+    needed: list[tf.Tensor] = []
+    for target in targets:
+        ops = _formula(target, sources)
+        if any(_calls_functions(op) for op in ops):
+            ops = []
+        found.update(dict.fromkeys(ops))
+        if not ops and target.ref() not in sources:
+            needed.append(target)
+    return list(found), [*needed, *side_inputs(list(found), lambda tensor: tensor.ref() in sources)]
+
+
+def _formula(target: tf.Tensor, sources: set[Any]) -> list[tf.Operation]:
+    return path(target, lambda tensor: tensor.ref() in sources, lambda op: op.type not in ("Placeholder", "Const"))
+
+
+def _set_of(tensors: Sequence[tf.Tensor]) -> set[Any]:
+    return {tensor.ref() for tensor in tensors}
 
 
 def _calls_functions(op: tf.Operation) -> bool:

@@ -46,7 +46,7 @@ class CompiledStep:
     def many(self) -> Any:
         """`one` for a stack of batches and seeds of shape (steps, generators, 2); None where they do not stack."""
         stackable = all(isinstance(s, tf.TensorSpec) for s in tf.nest.flatten(self.spec) if s is not None)
-        return _repeated(self.one, self.spec) if stackable and self.can_be_summed() else None
+        return _repeated(self.one, self.spec) if stackable and self._can_be_summed() else None
 
     @functools.cached_property
     def drawing(self) -> Any:
@@ -54,11 +54,10 @@ class CompiledStep:
 
         None where the results of several steps can not be summed.
         """
-        return _drawing(self.one, self.spec) if self.can_be_summed() else None
+        return _drawing(self.one, self.spec) if self._can_be_summed() else None
 
-    def can_be_summed(self) -> bool:
-        """Whether what steps return can be added up on the worker, several steps in one."""
-        return self.logs is not None and self.logs.shares.is_static() and self.logs.extras.is_static()
+    def _can_be_summed(self) -> bool:
+        return self.logs is not None and self.logs.can_be_summed
 
 
 def compile_step(strategy: Any, method: Callable[[Any], Any], spec: Any, predicts: bool = False) -> CompiledStep:
@@ -96,7 +95,8 @@ def _trace(strategy: Any, method: Callable[[Any], Any], spec: Any, plan: Plan, p
         trace.learn()
         if predicts:
             return result
-        formula = LogFormula(result, [share for _, share in trace.shares.values()])
+        formula = LogFormula(result, list(trace.shares.values()))
+        plan.on_ps.update(formula.not_followed)
         logs.append(Logs(formula))
         return logs[-1].shares.pack(formula.shares), logs[-1].extras.pack(formula.extras)
 
@@ -106,7 +106,7 @@ def _trace(strategy: Any, method: Callable[[Any], Any], spec: Any, plan: Plan, p
     return CompiledStep(
         one=concrete,
         spec=spec,
-        metric_variables=[variable for variable, _ in trace.shares.values()],
+        metric_variables=[share.variable for share in trace.shares.values()],
         draws=list(trace.draws.values()),
         logs=None if predicts else logs[-1],
     )

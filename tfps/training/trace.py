@@ -1,7 +1,7 @@
 """The step that is being traced on this thread, and what is learnt from tracing it.
 
 Some facts about a step show only once it has been traced: that a loop writes a variable it also reads, or that a
-metric is no plain sum. They are kept in a `Plan`, and the step is traced again by it until nothing new is learnt.
+branch updates a metric. They are kept in a `Plan`, and the step is traced again by it until nothing new is learnt.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Plan:
 
     Attributes:
         reread: Variables that some loop of the step writes: inside loops they are read anew each time.
-        on_ps: Metric variables that are not plain sums, or are used inside branches or functions of their own: they
-            are read and written on their parameter server like any other variable.
+        on_ps: Metric variables that are used inside branches or functions of their own, where what happens to them
+            can not be followed: they are read and written on their parameter server like any other variable.
     """
 
     reread: set[Any] = dataclasses.field(default_factory=set)
@@ -34,6 +34,23 @@ class Plan:
     def knows(self) -> int:
         """How much it holds."""
         return len(self.reread) + len(self.on_ps)
+
+
+@dataclasses.dataclass
+class Share:
+    """What a step makes of a metric variable.
+
+    Attributes:
+        variable: The variable.
+        start: The tensor that stands for its value at the step's start: zeros.
+        value: Its value so far.
+        summands: What was added to it; None once it was assigned anything but itself plus something.
+    """
+
+    variable: CachingVariable
+    start: tf.Tensor
+    value: tf.Tensor
+    summands: list[tf.Tensor] | None
 
 
 class Trace:
@@ -50,7 +67,7 @@ class Trace:
         self.graph = graph
         self.seeds = seeds
         self.reads: dict[Any, tuple[tf.Tensor, int]] = {}
-        self.shares: dict[Any, tuple[CachingVariable, tf.Tensor]] = {}
+        self.shares: dict[Any, Share] = {}
         self.draws: dict[Any, tuple[Any, list[bool]]] = {}
         self._on_ps = frozenset(plan.on_ps)
         self._read_in_loops: list[tuple[Any, CachingVariable]] = []

@@ -17,7 +17,7 @@ from tfps.cluster.current import check_variable_usable
 from tfps.training import metrics
 from tfps.training.expressions import CHEAP_OPS, added, path, replay
 from tfps.training.graphs import device_of_read, is_read_of
-from tfps.training.trace import active_trace
+from tfps.training.trace import active_trace, is_metric_state
 from tfps.training.updates import is_beside_update
 
 MOST_OPS_MOVED = 64
@@ -55,6 +55,8 @@ def assign(variable: CachingVariable, value: Any, **options: Any) -> Any:
             constant = tf.get_static_value(summand)
             summand = summand if constant is None else tf.constant(constant)  # rather than sending it
             return target.assign_add(tf.cast(summand, variable.dtype), **options)
+    if trace is not None and is_metric_state(variable):
+        metrics.check_is_sum(variable)
     if is_beside_update(variable):  # computed beside the variable already
         return target.assign(value, **options)
     return target.assign(_evaluated_beside(variable, value), **options)
