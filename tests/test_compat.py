@@ -160,7 +160,8 @@ def test_a_strategys_work_is_done_by_its_extended(one_worker):
     assert isinstance(one_worker.extended, kind)
     assert_takes(kind._update, "var", "fn", "args", "kwargs", "group")
     assert_takes(kind._replica_ctx_all_reduce, "value")
-    assert_has(kind, "_use_merge_call")
+    assert_takes(kind._call_for_each_replica, "fn", "args", "kwargs")
+    assert_has(kind, "_use_merge_call", "_container_strategy")
     assert one_worker.extended._num_replicas_in_sync == 1
 
 
@@ -307,3 +308,36 @@ def test_a_dataset_knows_what_it_was_made_from():
     left, right = tf.data.Dataset.range(2), tf.data.Dataset.range(3)
     assert _compat.inputs_of(left) == []
     assert _compat.inputs_of(tf.data.Dataset.zip((left, right))) == [left, right]
+
+
+@pins("warn_unless_scheduled")
+def test_a_step_that_no_coordinator_schedules_is_warned_of(one_worker, caplog):
+    scheduled = tf.function(lambda: _compat.warn_unless_scheduled(one_worker.extended) or tf.constant(1))
+    assert one_worker.coordinator.schedule(scheduled).fetch() == 1
+    assert caplog.messages == []
+    _compat.warn_unless_scheduled(one_worker.extended)
+    assert ["without using `ClusterCoordinator.schedule`" in message for message in caplog.messages] == [True]
+
+
+@pins("DataAdapter")
+@pins("dataset_adapter")
+def test_an_epoch_iterator_takes_an_adapter_as_it_is():
+    dataset = tf.data.Dataset.from_tensor_slices(([1.0, 2.0], [0, 1])).batch(2)
+    adapter = _compat.dataset_adapter(dataset, class_weight={0: 3.0, 1: 5.0})
+    assert isinstance(adapter, _compat.DataAdapter)
+    assert _compat.EpochIterator(adapter).data_adapter is adapter
+    ((x, y, weight),) = adapter.get_tf_dataset().as_numpy_iterator()
+    assert (x.tolist(), y.tolist(), weight.tolist()) == ([1, 2], [0, 1], [3, 5])
+
+
+@pins("iterators_on_workers")
+def test_each_worker_has_its_own_iterator(three_workers):
+    make = [tf.function(lambda i=i: tf.data.Dataset.range(i, 9)).get_concrete_function() for i in range(3)]
+    iterators = _compat.iterators_on_workers(three_workers.coordinator, make)
+    take = tf.function(lambda iterator: next(iterator))
+    results = [three_workers.coordinator.schedule(take, args=(iterators,)) for _ in range(9)]
+    three_workers.coordinator.join()
+    seen = [(_compat.ran_on(result), int(result.fetch())) for result in results]
+    for worker in range(3):
+        taken = [value for index, value in seen if index == worker]
+        assert taken == list(range(worker, worker + len(taken)))

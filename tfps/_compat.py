@@ -63,6 +63,7 @@ __all__ = [
     "updating_device",
     "variant_of",
     "wait_until_ready",
+    "warn_unless_scheduled",
 ]
 
 
@@ -141,6 +142,11 @@ def wait_until_ready(remote_value: Any, timeout: float) -> bool:
         return False
     with remote_value._has_fetched_to_local_lock:  # held while the result is copied
         return bool(remote_value._has_fetched_to_local or remote_value._error is not None)
+
+
+def warn_unless_scheduled(extended: Any) -> None:
+    """Let TensorFlow warn of a `strategy.run` that no coordinator has scheduled."""
+    extended._assert_being_scheduled_by_cluster_coordinator()
 
 
 def num_workers(strategy: Any) -> int:

@@ -7,6 +7,7 @@ parameter servers, and it hands out its coordinator.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import numbers
 import operator
@@ -96,6 +97,44 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
         """The `ClusterCoordinator` of this strategy, made at the first use."""
         return tf.distribute.coordinator.ClusterCoordinator(self)
+
+    def worker_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a step function of a hand-written training loop; calling it schedules it on a worker and returns.
+
+        Args:
+            function: What a worker is to run, as `strategy.run` takes it. It may use Keras models, optimizers and
+                metrics made in the strategy's scope; their counts are exact. A call that fails with its worker is
+                run again on another one.
+
+        Returns:
+            A function of the same arguments. An argument may be an iterator over a per-worker dataset of the
+            coordinator; the worker sees its own. It returns a `tf.distribute.experimental.coordinator.RemoteValue`;
+            `strategy.coordinator.join()` waits for all calls and raises what one of them raised.
+
+        Example:
+            >>> with tfps.LocalCluster(workers=2, ps=1) as cluster:
+            ...     strategy = tfps.ParameterServerStrategy(cluster)
+            ...     with strategy.scope():
+            ...         total = tf.Variable(0.0)
+            ...     @strategy.worker_function
+            ...     def add(amount):
+            ...         total.assign_add(amount)
+            ...         return 2 * amount
+            ...     results = [add(tf.constant(1.0)) for _ in range(100)]
+            ...     strategy.coordinator.join()
+            ...     print(total.numpy(), results[0].fetch())
+            100.0 2.0
+        """
+
+        @tf.function
+        def on_worker(*args: Any, **kwargs: Any) -> Any:
+            return self.run(function, args=args, kwargs=kwargs)
+
+        @functools.wraps(function)
+        def schedule(*args: Any, **kwargs: Any) -> Any:
+            return self.coordinator.schedule(on_worker, args=args, kwargs=kwargs)
+
+        return schedule
 
     def __repr__(self) -> str:
         return (

@@ -24,6 +24,7 @@ from tfps._compat import (
     held_dtype,
     hold,
     keras_trainer,
+    warn_unless_scheduled,
 )
 from tfps.cluster.current import connected
 from tfps.training import reads, seeds, updates, writes
@@ -100,7 +101,7 @@ def _to_tensor(variable: Any, dtype: Any = None, name: str | None = None, as_ref
 
 
 def _updates() -> None:
-    """Updates start when their gradient has arrived; one replica has nothing to merge or to reduce."""
+    """Updates start when their gradient has arrived; one replica has nothing to merge or to reduce, and no thread."""
 
     def late(update: Callable[..., Any]) -> Any:
         def start_on_arrival(self: Any, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
@@ -113,6 +114,7 @@ def _updates() -> None:
 
     extended = ParameterServerStrategyV2Extended
     _replace(extended, "_update", late)
+    _replace(extended, "_call_for_each_replica", _without_threads)
     _replace(extended, "_use_merge_call", lambda _: lambda self: self._num_replicas_in_sync > 1)
     _replace(
         extended,
@@ -123,6 +125,19 @@ def _updates() -> None:
             )
         ),
     )
+
+
+def _without_threads(call: Callable[..., Any]) -> Any:
+    """In a thread of its own a replica can not update a variable inside a branch, as `strategy.run` runs it."""
+
+    def run(self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        if self._num_replicas_in_sync > 1:
+            return call(self, fn, args, kwargs)
+        warn_unless_scheduled(self)
+        with tf.distribute.ReplicaContext(self._container_strategy(), 0):
+            return fn(*args, **kwargs)
+
+    return run
 
 
 def _seeds() -> None:
