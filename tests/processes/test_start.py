@@ -128,6 +128,8 @@ train(strategy)
 
 
 USE = """
+import tempfile
+
 import keras
 import numpy as np
 
@@ -147,6 +149,7 @@ def use(model):
         "evaluate": lambda: model.evaluate(x, y, verbose=0),
         "predict": lambda: model.predict(x, verbose=0),
         "weights": lambda: model.get_weights(),
+        "checkpoint": lambda: tf.train.Checkpoint(model=model).write(tempfile.mkdtemp() + "/model"),
     }.items():
         try:
             use()
@@ -170,12 +173,13 @@ use(through_addresses)
 """
     )
     lines = done.stdout.splitlines()
-    assert lines[:4] == ["fit works", "evaluate works", "predict works", "weights works"], done.stderr[-3000:]
+    names = ("fit", "evaluate", "predict", "weights", "checkpoint")
+    assert lines[:5] == [f"{name} works" for name in names], done.stderr[-3000:]
     refusal = (
         "A model must be used before its cluster is closed. Received: one on LocalCluster(workers=1, ps=1, "
         "processes=False, state='closed'). Start a cluster. Make the strategy and, in its scope, the model again."
     )
-    assert lines[4:] == [f"{name} {refusal}" for name in ("fit", "evaluate", "predict", "weights")] * 2
+    assert lines[5:] == [f"{name} {refusal}" for name in names] * 2
 
 
 def test_a_model_on_an_earlier_cluster_says_so():
@@ -192,6 +196,6 @@ use(second)
         "A model must be on the cluster that this process connected to last. Received: one on an earlier cluster. "
         "Make the strategy and, in its scope, the model again."
     )
-    names = ("fit", "evaluate", "predict", "weights")
+    names = ("fit", "evaluate", "predict", "weights", "checkpoint")
     expected = [f"{name} {refusal}" for name in names] + [f"{name} works" for name in names]
     assert done.stdout.splitlines() == expected, done.stderr[-3000:]

@@ -26,7 +26,7 @@ from tfps._compat import (
     keras_trainer,
     warn_unless_scheduled,
 )
-from tfps.cluster.current import connected
+from tfps.cluster.current import check_variable_usable, connected
 from tfps.training import reads, seeds, updates, writes
 from tfps.training.epochs import ClusterEpochIterator
 from tfps.training.initial_value import InitialValue
@@ -75,11 +75,19 @@ def _variables() -> None:
 
         return start
 
+    def usable_only(serialize: Callable[..., Any]) -> Any:
+        def checked(self: Any) -> Any:
+            check_variable_usable(self)
+            return serialize(self)
+
+        return checked
+
     _replace(CachingVariable, "__init__", remembering_strategy)
     _replace(CachingVariable, "value", lambda _: reads.read)
     _replace(CachingVariable, "read_value", lambda _: lambda variable: tf.identity(reads.read(variable)))
     _replace(CachingVariable, "_dense_var_to_tensor", lambda _: _to_tensor)
     _replace(CachingVariable, "assign", lambda _: writes.assign)
+    _replace(CachingVariable, "_serialize_to_tensors", usable_only)
 
     def with_shape(initialize: Callable[..., Any]) -> Any:
         def start(self: Any, initializer: Any) -> None:
