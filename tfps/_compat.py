@@ -169,7 +169,7 @@ def hold(variable: keras.Variable, initial_value: Any) -> None:
 
     Args:
         variable: The Keras variable.
-        initial_value: An array, or a callable that makes one.
+        initial_value: An array, a callable that makes one, or the new variable itself.
     """
     variable._initialize(initial_value)
 

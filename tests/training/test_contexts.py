@@ -290,6 +290,8 @@ def test_several_steps_of_the_users_own_in_one_execution(model, one_worker, regr
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_with_state_or_a_loop_of_its_own(name, one_worker, regression):
     x, y = regression
+    if name == "global seed" and keras.__version__.startswith("3.12."):
+        pytest.skip("set_random_seed of Keras 3.12 leaves the global seed generator where it is")
     model = LAYERS[name]
     shape = (78, 3, 2) if name in ("LSTM", "bidirectional GRU") else (78, 6)
     compare(model, (x.reshape(shape), y), one_worker)

@@ -191,6 +191,22 @@ def test_an_optimizer_keeps_its_values_when_it_moves(model, samples):
     assert int(optimizer.iterations) == 6
 
 
+def test_a_base_that_was_made_outside_trains_once_it_is_thawed(one_worker, samples):
+    def fine_tuned(strategy):
+        keras.utils.set_random_seed(3)
+        base = keras.Sequential([keras.Input((20,)), layers.Dense(6), layers.BatchNormalization()])
+        base.trainable = False
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((20,)), base, layers.Dense(3, activation="softmax")])
+        for base.trainable in (False, True):
+            model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+            model.fit(*samples, batch_size=10, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    for ours, theirs in zip(fine_tuned(one_worker), fine_tuned(tf.distribute.get_strategy()), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
 def test_compiling_again_starts_again(model, samples):
     model.fit(*samples, batch_size=10, verbose=0)
     model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])

@@ -29,7 +29,18 @@ def adopt(model: keras.Model, strategy: Any) -> None:
         outside = held_by(variable)
         if isinstance(outside, tf.Variable) and not isinstance(outside, CachingVariable):
             with strategy.scope():
-                hold(variable, outside.numpy())
+                hold(variable, _copy(outside))
+
+
+def _copy(outside: tf.Variable) -> tf.Variable:
+    # As TensorFlow had it, not as Keras has it now: a layer that is frozen today may be trained tomorrow.
+    return tf.Variable(
+        outside.numpy(),
+        trainable=outside.trainable,
+        name=outside.name.split(":")[0],
+        synchronization=outside.synchronization,
+        aggregation=outside.aggregation,
+    )
 
 
 def _variables_of(model: keras.Model) -> Iterator[keras.Variable]:
