@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
-BENCH_READY := $(VENV)/ready-bench
 OLDEST := .venv-oldest
 OLDEST_READY := $(OLDEST)/ready
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -17,10 +16,6 @@ help: ## List the targets.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	touch $@
-
-$(BENCH_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'
 	touch $@
 
 $(OLDEST_READY): pyproject.toml
@@ -48,7 +43,7 @@ test-oldest: $(OLDEST_READY) ## Contracts, parity and training on the oldest Ten
 notebooks: $(READY) ## Execute the notebooks and store their outputs.
 	$(BIN)/python -m tests.notebooks --write
 
-bench: $(BENCH_READY) ## Print the benchmark tables.
+bench: $(READY) ## Print the benchmark tables.
 	$(BIN)/python -m tests.benchmarks
 
 clean: ## Remove the environment and caches.
