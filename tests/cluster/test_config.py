@@ -1,4 +1,4 @@
-"""Descriptions of clusters, as people and launchers write them."""
+"""Descriptions of clusters, as people and launchers write them (K4, K5)."""
 
 import copy
 import warnings

@@ -1,4 +1,4 @@
-"""Clusters of servers inside one process. What trains runs in a process of its own, which may not hang."""
+"""Clusters of servers inside one process. What trains runs in a process of its own, which may not hang (K10)."""
 
 import os
 import re

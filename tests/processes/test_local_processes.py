@@ -1,4 +1,4 @@
-"""Clusters whose tasks are processes: they train, fail and come back, and never outlive the program."""
+"""Clusters whose tasks are processes: they train, fail and come back, and never outlive the program (K9)."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The start of a strategy, in a process of its own because it may not hang."""
+"""The start of a strategy, in a process of its own because it may not hang (K1, K2)."""
 
 import subprocess
 import sys

@@ -9,7 +9,8 @@ import tensorflow as tf
 from keras import layers
 
 from tests.training.models import Trained, assert_equal, named
-from tfps.errors import UnsupportedError
+from tfps.errors import ClusterTimeoutError, UnsupportedError
+from tfps.training import pipelines
 
 SIZE, BATCH_SIZE = 103, 10
 
@@ -107,9 +108,20 @@ def test_an_endless_part_goes_on_where_the_last_epoch_ended(one_worker):
 
 
 def test_parts_that_end_early_are_warned_of_and_start_again(model):
-    with pytest.warns(UserWarning, match="ran out of data"):
+    with pytest.warns(UserWarning, match="ran out of data") as warned:
         history = model.fit(part, epochs=2, steps_per_epoch=50, verbose=0).history
+    assert len(warned) == 2
     assert history["total"] == [TOTAL] * 2
+
+
+def test_a_part_that_no_worker_reads_ends_the_wait(one_worker, monkeypatch):
+    monkeypatch.setattr(pipelines, "MOST_SECONDS_WITHOUT_BATCH", 0.2)
+    epoch = pipelines.PipelineEpochIterator(part, distribute_strategy=one_worker)
+    epoch._workers = 2  # as if another one had gone before it took a step
+    train = summing_model(one_worker).make_train_function()
+    reports = (train(turn) for _, _, turn in epoch)
+    with pytest.raises(ClusterTimeoutError, match=r"no batch for 0 s from the workers \[1\], whose parts have not"):
+        list(reports)
 
 
 def test_files_are_dealt_out_by_python_numbers(three_workers):

@@ -89,7 +89,7 @@ class PipelineEpochIterator(ClusterEpochIterator):
     def _forget(self) -> None:
         super()._forget()
         self._steps_sent = 0
-        self._last_batch = time.monotonic()
+        self._empty_since: float | None = None
 
     def __iter__(self) -> PipelineEpochIterator:
         self._forget()
@@ -128,7 +128,7 @@ class PipelineEpochIterator(ClusterEpochIterator):
         logs = super()._report_oldest(run)
         (part,) = execution.parts
         if part.steps:
-            self._last_batch = time.monotonic()
+            self._empty_since = None
         missing = end + 1 - begin - part.steps
         if missing:
             self._ended.add(part.worker)
@@ -137,19 +137,22 @@ class PipelineEpochIterator(ClusterEpochIterator):
         return logs
 
     def _look_after_the_others(self) -> None:
-        """Give way to the workers that still have batches; do not wait for ever for one that is gone."""
-        if len(self._ended) == self._workers:
-            if self.steps_per_epoch and self._steps_sent < self.steps_per_epoch:
-                self._interrupted_warning()
-                self._iterators = None
-            elif not self.steps_per_epoch:
-                self._num_batches = self._steps_sent
-        elif not self._under_way:
-            if time.monotonic() - self._last_batch > MOST_SECONDS_WITHOUT_BATCH:
-                missing = sorted(set(range(self._workers)) - self._ended)
+        """Give way to the workers that still have batches; do not wait for ever for one that is gone.
+
+        Results come in order, so a slow worker's execution holds back the empty ones that were sent out after it.
+        """
+        if len(self._ended) < self._workers:
+            self._empty_since = self._empty_since or time.monotonic()
+            if time.monotonic() - self._empty_since > MOST_SECONDS_WITHOUT_BATCH:
                 raise ClusterTimeoutError(
                     "Every worker must read its own part of the data to its end. Received: no batch for "
-                    f"{MOST_SECONDS_WITHOUT_BATCH:.0f} s from the workers {missing}, whose parts have not ended. "
+                    f"{MOST_SECONDS_WITHOUT_BATCH:.0f} s from the workers "
+                    f"{sorted(set(range(self._workers)) - self._ended)}, whose parts have not ended. "
                     "Restart these tasks and train again."
                 )
             time.sleep(LOOK_AGAIN_SECONDS)
+        elif not self._under_way and not self.steps_per_epoch:
+            self._num_batches = self._steps_sent
+        elif not self._under_way and self._steps_sent < self.steps_per_epoch:
+            self._interrupted_warning()
+            self._iterators = None
