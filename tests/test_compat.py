@@ -54,7 +54,7 @@ def weight(one_worker):
 def test_variables_on_parameter_servers_are_caching_variables(variable, weight):
     assert isinstance(variable, _compat.CachingVariable)
     assert isinstance(weight.value, _compat.CachingVariable)
-    names = ("value", "read_value", "_dense_var_to_tensor", "_serialize_to_tensors", "assign", "get")
+    names = ("value", "read_value", "_dense_var_to_tensor", "_serialize_to_tensors", "assign", "get", "device")
     assert_has(_compat.CachingVariable, *names)
     assert variable.handle.device == variable.device
     assert isinstance(variable.get(), tf.Variable)
@@ -277,6 +277,16 @@ def test_an_optimizer_believes_in_the_strategy_it_was_made_under(one_worker):
         inside = keras.optimizers.SGD()
     assert vars(inside).keys() == vars(optimizer).keys()
     assert inside._distribution_strategy is one_worker
+
+
+@pins("was_made_in_a_scope")
+def test_a_model_knows_whether_it_was_made_in_a_scope(one_worker):
+    outside = keras.Sequential([keras.layers.Dense(1)])
+    with one_worker.scope():
+        inside = keras.Sequential([keras.layers.Dense(1)])
+        assert outside.distribute_strategy is one_worker
+        assert not _compat.was_made_in_a_scope(outside)
+    assert _compat.was_made_in_a_scope(inside)
 
 
 @pins("symbolic_build")

@@ -64,6 +64,7 @@ __all__ = [
     "variant_of",
     "wait_until_ready",
     "warn_unless_scheduled",
+    "was_made_in_a_scope",
 ]
 
 
@@ -177,6 +178,11 @@ def hold(variable: keras.Variable, initial_value: Any) -> None:
 def held_dtype(variable: keras.Variable) -> str:
     """The dtype a Keras variable is stored in, whatever it is cast to where it is used."""
     return str(variable._dtype)
+
+
+def was_made_in_a_scope(model: keras.Model) -> bool:
+    """Whether a model was made under some strategy, or else goes with whichever is in scope when it is asked."""
+    return model._distribute_strategy is not None
 
 
 def set_strategy(optimizer: keras.optimizers.Optimizer, strategy: Any) -> None:

@@ -36,9 +36,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         source: Where the tasks are: whatever `tfps.cluster_resolver` takes, or a `tfps.LocalCluster`.
         variable_placement: Which parameter server (PS) gets each new variable. `"balanced"`: the one with the
             fewest bytes so far, optimizer slots counted. `"round_robin"`: TensorFlow's way, one after the other.
-            Or a function `(name, shape, dtype, ps_bytes) -> index of a PS`, where `name` is a `str`, `shape` a
-            tuple of `int`, `dtype` a `tf.DType` and `ps_bytes` a tuple with the bytes on each PS; shape and
-            dtype are None where they are not known beforehand. Slots always live beside their variable.
+            Or a function `(name, shape, dtype, ps_bytes) -> index of a PS`, where `name` is the variable's own
+            (`"kernel"`, not the path of its layer), `shape` a tuple of `int`, `dtype` a `tf.DType` and `ps_bytes` a
+            tuple with the bytes on each PS; shape and dtype are None where they are not known beforehand. Slots
+            always live beside their variable.
         variable_partitioner: One of `tf.distribute.experimental.partitioners`, or None for whole variables.
         connect_timeout: Seconds to wait until every worker and PS answers; None is 600 s, or 60 s for a
             `LocalCluster`.
@@ -65,8 +66,9 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         variable_partitioner: Callable[..., Any] | None = None,
         connect_timeout: float | None = None,
     ):
+        """Connect; the class says what the arguments are."""
         _check_options(variable_placement, variable_partitioner, connect_timeout)
-        local = source if isinstance(source, RunningCluster) else None
+        local = source if isinstance(source, RunningCluster) and not isinstance(source, type) else None
         if local is not None and local.closed:
             raise ClusterClosedError(
                 f"A LocalCluster must be open for a strategy to connect. Received: {local!r}. Start another one."
@@ -203,7 +205,8 @@ def _shape_and_dtype(creation: dict[str, Any]) -> tuple[tuple[int, ...] | None, 
 
 
 def _check_options(variable_placement: Any, variable_partitioner: Any, connect_timeout: Any) -> None:
-    if variable_placement not in ("balanced", "round_robin") and not callable(variable_placement):
+    is_known = isinstance(variable_placement, str) and variable_placement in ("balanced", "round_robin")
+    if not is_known and not callable(variable_placement):
         raise UnsupportedError(
             "variable_placement must be 'balanced', 'round_robin' or a function of name, shape, dtype and "
             f"ps_bytes. Received: {variable_placement!r}. Leave it out for 'balanced'."

@@ -182,6 +182,30 @@ use(through_addresses)
     assert lines[5:] == [f"{name} {refusal}" for name in names] * 2
 
 
+def test_split_variables_are_refused_and_an_earlier_model_is_still_described():
+    done = run(
+        USE
+        + """
+model = make_model(tfps.LocalCluster(workers=1, ps=1))
+split = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+strategy = tfps.ParameterServerStrategy(tfps.LocalCluster(workers=1, ps=2), variable_partitioner=split)
+with strategy.scope():
+    in_parts = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+in_parts.compile("sgd", "mse")
+try:
+    in_parts.fit(x, y, verbose=0)
+except tfps.errors.UnsupportedError as error:
+    print(error)
+print(tfps.placement(model).to_dict()["variables"][0]["ps"], model.weights[0].value.device)
+print(model.weights[0].value)
+"""
+    )
+    refusal, place, shown = done.stdout.splitlines()
+    assert "must be whole to be trained. Received: variables that a variable_partitioner has split." in refusal
+    assert place == "0 /job:ps/replica:0/task:0/device:CPU:0"
+    assert "must be on the cluster that this process connected to last" in shown
+
+
 def test_a_model_on_an_earlier_cluster_says_so():
     done = run(
         USE

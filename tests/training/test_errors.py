@@ -129,6 +129,20 @@ def test_run_eagerly_is_refused(model, samples):
             call(*samples, verbose=0)
 
 
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_a_model_made_outside_is_not_used_inside_and_stays_as_it_was(method, three_workers, samples):
+    model = keras.Sequential([keras.Input((20,)), layers.Dense(3)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.fit(*samples, batch_size=10, verbose=0)
+    evaluated = model.evaluate(*samples, verbose=0)
+    data = samples if method != "predict" else samples[:1]
+    with three_workers.scope(), pytest.raises(UnsupportedError, match=r"Received: one that was made outside and is"):
+        getattr(model, method)(*data, verbose=0)
+    assert model.evaluate(*samples, verbose=0) == evaluated
+    model.fit(*samples, batch_size=10, verbose=0)
+    assert int(model.optimizer.iterations) == 22
+
+
 def test_training_that_is_stopped_stops_at_that_batch(model, samples):
     def stop():
         model.stop_training = True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -32,6 +30,12 @@ def built(strategy, dropout=0.2):
         hidden = layers.Concatenate()([layers.Embedding(3, 2)(words(word)), scale(number)])
         hidden = layers.Dropout(dropout)(layers.BatchNormalization()(layers.Dense(5, activation="relu")(hidden)))
         return keras.Model({"word": word, "number": number}, layers.Dense(1)(hidden))
+
+
+def with_slots(strategy):
+    model = compiled(strategy)
+    model.optimizer.build(model.trainable_variables)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,10 @@ def test_a_keras_file_loads_without_a_cluster(trained, data, tmp_path):
 def test_what_is_saved_loads_where_there_is_no_tfps(trained, data, tmp_path):
     trained.save(tmp_path / "model.keras")
     trained.export(tmp_path / "exported", verbose=False)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=trained), tmp_path / "checkpoints", max_to_keep=1)
+    manager.save()
     np.savez(tmp_path / "data.npz", **data[0])
+    np.savez(tmp_path / "state.npz", *[value for part in state(trained)[:2] for value in part.values()])
     loaded = scripts.run(f"""
 import json, sys
 import keras, numpy as np, tensorflow as tf
@@ -83,6 +90,16 @@ model = keras.saving.load_model({str(tmp_path / "model.keras")!r})
 predicted = model.predict(tf.data.Dataset.from_tensor_slices(x).batch(10), verbose=0)
 exported = tf.saved_model.load({str(tmp_path / "exported")!r})
 served = exported.serve({{name: tf.constant(value) for name, value in x.items()}})
+clone = keras.Model.from_config(model.get_config())
+clone.compile_from_config(model.get_compile_config())
+clone.optimizer.build(clone.trainable_variables)
+tf.train.Checkpoint(model=clone).restore(tf.train.latest_checkpoint({str(tmp_path / "checkpoints")!r}))
+saved = np.load({str(tmp_path / "state.npz")!r})
+for loaded in (model, clone):
+    variables = [variable for variable in loaded.variables if "seed_generator" not in variable.path]
+    variables += loaded.optimizer.variables
+    for variable, name in zip(variables, saved.files, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), saved[name], err_msg=variable.path)
 assert "tfps" not in sys.modules
 print(json.dumps([predicted.tolist(), served.numpy().tolist()]))
 """)
@@ -106,10 +123,14 @@ def test_a_local_keras_file_goes_on_on_a_cluster(one_worker, data, tmp_path):
 
 def test_weights_both_ways(trained, three_workers, data, tmp_path):
     trained.save_weights(tmp_path / "from_cluster.weights.h5")
-    local = built(LOCALLY())
+    local = with_slots(LOCALLY())
     local.load_weights(tmp_path / "from_cluster.weights.h5")
+    assert_equal(state(local), state(trained))
     np.testing.assert_allclose(predictions(local, data), predictions(trained, data), rtol=1e-6)
     local.save_weights(tmp_path / "local.weights.h5")
+    with_optimizer = with_slots(three_workers)
+    with_optimizer.load_weights(tmp_path / "local.weights.h5")
+    assert_equal(state(with_optimizer), state(trained))
     for fill in (
         lambda model: model.load_weights(tmp_path / "local.weights.h5"),
         lambda model: model.set_weights(local.get_weights()),
@@ -125,15 +146,40 @@ def test_weights_both_ways(trained, three_workers, data, tmp_path):
 
 @pytest.mark.parametrize("on_cluster", [True, False])
 def test_a_tensorflow_checkpoint(on_cluster, trained, three_workers, data, tmp_path):
-    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=trained), tmp_path, max_to_keep=1)
-    manager.save()
-    other = compiled(three_workers if on_cluster else LOCALLY())
-    fit(other, data)
-    fit(other, data)
-    tf.train.Checkpoint(model=other).restore(manager.latest_checkpoint).assert_existing_objects_matched()
-    for ours, saved in zip(state(other)[:2], state(trained)[:2], strict=True):
-        for value, expected in zip(ours.values(), saved.values(), strict=True):
-            np.testing.assert_array_equal(value, expected)
+    """Values also reach slots that are made only after `restore`."""
+    path = tf.train.Checkpoint(model=trained).save(tmp_path / "checkpoint")
+    strategy = three_workers if on_cluster else LOCALLY()
+    fresh, used = compiled(strategy), compiled(strategy)
+    fit(used, data, epochs=2)
+    for other in (fresh, used):
+        status = tf.train.Checkpoint(model=other).restore(path)
+        other.optimizer.build(other.trainable_variables)
+        status.assert_existing_objects_matched()
+        assert_equal(state(other), state(trained))
+
+
+def test_a_model_is_saved_at_the_end_of_an_epoch_in_every_format(three_workers, data, tmp_path):
+    model, states, outputs = compiled(three_workers), [], []
+    numbers = {name: tf.constant(values) for name, values in data[0].items()}
+
+    def save(epoch, logs):
+        model.save(tmp_path / f"{epoch}.keras")
+        model.save_weights(tmp_path / f"{epoch}.weights.h5")
+        tf.train.Checkpoint(model=model).write(tmp_path / f"{epoch}.checkpoint")
+        model.export(tmp_path / f"{epoch}.exported", verbose=False)
+        states.append(state(model))
+        outputs.append(model(numbers, training=False).numpy())
+
+    fit(model, data, epochs=2, callbacks=[callbacks.LambdaCallback(on_epoch_end=save)])
+    assert int(model.optimizer.iterations) == 8
+    for epoch, expected in enumerate(states):
+        from_weights, from_checkpoint = with_slots(LOCALLY()), with_slots(LOCALLY())
+        from_weights.load_weights(tmp_path / f"{epoch}.weights.h5")
+        tf.train.Checkpoint(model=from_checkpoint).read(tmp_path / f"{epoch}.checkpoint")
+        for loaded in (keras.saving.load_model(tmp_path / f"{epoch}.keras"), from_weights, from_checkpoint):
+            assert_equal(state(loaded), expected)
+        exported = tf.saved_model.load(tmp_path / f"{epoch}.exported")
+        np.testing.assert_allclose(exported.serve(numbers), outputs[epoch], rtol=1e-5)
 
 
 class Interrupt(callbacks.Callback):
@@ -154,12 +200,13 @@ def test_interrupted_training_resumes_as_if_nothing_had_happened(save_freq, one_
         history = fit(second, data, epochs=4, callbacks=[callbacks.BackupAndRestore(folder, save_freq)])
         return state(second, history)
 
-    local = resumed(LOCALLY(), tmp_path / "local")
-    assert_equal(resumed(one_worker, tmp_path / "cluster"), local, history_within=1e-6)
     if save_freq == "epoch":
         never_interrupted = compiled(LOCALLY(), dropout=0.0)
         history = fit(never_interrupted, data, epochs=4)
-        assert_equal(state(never_interrupted, {name: values[2:] for name, values in history.items()}), local)
+        expected = state(never_interrupted, {name: values[2:] for name, values in history.items()})
+    else:
+        expected = resumed(LOCALLY(), tmp_path / "local")
+    assert_equal(resumed(one_worker, tmp_path / "cluster"), expected, history_within=1e-6)
 
 
 def test_training_resumes_in_another_process(three_workers, data, tmp_path):
@@ -172,18 +219,28 @@ def test_training_resumes_in_another_process(three_workers, data, tmp_path):
     seen = scripts.run(f"""
 import json
 import keras, numpy as np, tensorflow as tf, tfps
-from tests.training.test_saving import compiled, fit, callbacks
+from tests.training.test_saving import compiled, fit, callbacks, state
 x = dict(np.load({str(tmp_path / "data.npz")!r}))
 y = x.pop("y")
 model = compiled(tfps.ParameterServerStrategy(tfps.LocalCluster(workers=2, ps=3)))
-found = []
-look = callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: found.append(
-    [epoch, int(model.optimizer.iterations), *(float(np.sum(w)) for w in model.trainable_variables)]))
+epochs = []
+
+
+def look(epoch, logs):
+    if not epochs:
+        np.savez({str(tmp_path / "resumed.npz")!r}, *[value for part in state(model)[:2] for value in part.values()])
+    epochs.append([epoch, int(model.optimizer.iterations)])
+
+
+look = callbacks.LambdaCallback(on_epoch_begin=look)
 history = fit(model, (x, y), epochs=4, callbacks=[callbacks.BackupAndRestore({str(tmp_path / "backup")!r}), look])
-print(json.dumps([found[0], len(history["loss"]), int(model.optimizer.iterations)]))
+print(json.dumps([epochs, len(history["loss"]), int(model.optimizer.iterations)]))
 """)
-    expected = [2, 8, *(float(np.sum(weight)) for weight in at_backup.trainable_variables)]
-    assert json.loads(json.dumps(seen)) == [pytest.approx(expected), 2, 16]
+    assert seen == [[[2, 8], [3, 12]], 2, 16]
+    resumed = np.load(tmp_path / "resumed.npz")
+    expected = [value for part in state(at_backup)[:2] for value in part.values()]
+    for name, value in zip(resumed.files, expected, strict=True):
+        np.testing.assert_array_equal(resumed[name], value)
 
 
 def test_checkpoints_between_batches_hold_what_keras_holds(one_worker, data, tmp_path):

@@ -95,7 +95,7 @@ def describe_cluster(source: Any = None) -> ClusterDescription:
         return parse_cluster({"cluster": source.as_dict()})
     if isinstance(source, tf.distribute.cluster_resolver.ClusterResolver):
         return _from_resolver(source)
-    if isinstance(source, RunningCluster):
+    if isinstance(source, RunningCluster) and not isinstance(source, type):
         return parse_cluster({"cluster": source.cluster_spec})
     _refuse(
         "A cluster must be described by a dict, JSON text, the path of a JSON file, a tf.train.ClusterSpec, "

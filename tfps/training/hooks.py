@@ -27,6 +27,7 @@ from tfps._compat import (
     warn_unless_scheduled,
 )
 from tfps.cluster.current import check_variable_usable, connected
+from tfps.errors import ClusterClosedError
 from tfps.training import reads, seeds, updates, writes
 from tfps.training.epochs import ClusterEpochIterator
 from tfps.training.initial_value import InitialValue
@@ -70,6 +71,7 @@ def _variables() -> None:
     def remembering_strategy(make: Callable[..., Any]) -> Any:
         def start(self: Any, v: Any) -> None:
             make(self, v)
+            self.made_on = v.device
             strategy = tf.distribute.get_strategy()
             self.made_under = weakref.ref(strategy) if isinstance(strategy, ParameterServerStrategyV2) else None
 
@@ -82,7 +84,22 @@ def _variables() -> None:
 
         return checked
 
+    def shown(represent: Callable[..., Any]) -> Any:
+        def described(self: Any) -> str:
+            try:
+                check_variable_usable(self)
+            except ClusterClosedError as error:
+                return f"<tf.Variable {self.name!r} shape={self.shape} dtype={self.dtype.name}: {error}>"
+            return represent(self)
+
+        return described
+
     _replace(CachingVariable, "__init__", remembering_strategy)
+    _replace(CachingVariable, "__repr__", shown)
+    _replace(CachingVariable, "__str__", shown)
+    # TensorFlow would ask a handle, which it can not do any more once this process has connected to another cluster.
+    device = CachingVariable.device.fget
+    CachingVariable.device = property(lambda self: getattr(self, "made_on", None) or device(self))
     _replace(CachingVariable, "value", lambda _: reads.read)
     _replace(CachingVariable, "read_value", lambda _: lambda variable: tf.identity(reads.read(variable)))
     _replace(CachingVariable, "_dense_var_to_tensor", lambda _: _to_tensor)

@@ -8,6 +8,7 @@ after step, from what the variable held before.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,15 +85,17 @@ class Logs:
         self.shares = Packing(formula.shares)
         self.extras = Packing(formula.extras)
         self.can_be_summed = self.shares.is_static() and self.extras.is_static() and all(formula.is_sum)
+        self._formula = formula
 
+    @functools.cached_property
+    def _add(self) -> Any:
         @tf.function(autograph=False, jit_compile=False)
         def add(totals: list[tf.Tensor], shares: list[tf.Tensor], extras: list[tf.Tensor]) -> Any:
-            new, logs = formula.evaluate(
-                self.shares.unpack(totals), self.shares.unpack(shares), self.extras.unpack(extras)
-            )
+            unpack = self.shares.unpack
+            new, logs = self._formula.evaluate(unpack(totals), unpack(shares), self.extras.unpack(extras))
             return self.shares.pack(new), logs
 
-        self._add = add
+        return add.get_concrete_function(self.shares.specs(), self.shares.specs(), self.extras.specs())
 
     def add(self, totals: list[tf.Tensor], shares: list[tf.Tensor], extras: list[tf.Tensor]) -> Any:
         """Add a finished execution to the running totals.

@@ -22,6 +22,12 @@ class Packing:
         """Whether every shape is known, so that vectors of two packings can be added up."""
         return all(shape.is_fully_defined() for shape in self._shapes)
 
+    def specs(self) -> list[tf.TensorSpec]:
+        """Shape and dtype of what `pack` returns."""
+        if not self.is_static():
+            return [tf.TensorSpec(shape, dtype) for shape, dtype in zip(self._shapes, self._dtypes, strict=True)]
+        return [tf.TensorSpec([None], dtype) for dtype in dict.fromkeys(self._dtypes)]
+
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """One vector per dtype; the tensors themselves where a shape is not known."""
         if not self.is_static():

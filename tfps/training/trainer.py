@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfps._compat import concatenate, symbolic_build
+from tfps._compat import concatenate, held_by, symbolic_build, was_made_in_a_scope
 from tfps.cluster.current import check_usable
 from tfps.errors import UnsupportedError
 from tfps.training.adopt import adopt
@@ -80,8 +80,19 @@ class ClusterFunction:
 
 
 def prepare(model: keras.Model) -> None:
-    """Make sure `model` can be run by its strategy's workers, whatever was made where."""
+    """Make sure `model` can be run by its strategy's workers, whatever else was made where."""
+    if not was_made_in_a_scope(model):
+        raise UnsupportedError(
+            "A model must be made inside strategy.scope() for the strategy to train it. Received: one that was made "
+            "outside and is used inside. Make it in the scope, or use it outside."
+        )
     check_usable(model.distribute_strategy)
+    held = [held_by(variable) for variable in model.variables]
+    if not all(isinstance(variable, tf.Variable) for variable in held if variable is not None):
+        raise UnsupportedError(
+            "A model's variables must be whole to be trained. Received: variables that a variable_partitioner has "
+            "split. Make the strategy without one, or with one that leaves variables of this size whole."
+        )
     if model.run_eagerly:
         raise UnsupportedError(
             "A model under a parameter-server strategy must run as a graph, on workers in other processes. "
