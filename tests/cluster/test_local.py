@@ -116,8 +116,9 @@ def test_tasks_inside_this_process_cannot_be_handled_one_by_one(cluster, method)
 
 def test_every_wrong_count_is_reported():
     with pytest.raises(ClusterConfigError) as refused:
-        LocalCluster(workers=0, ps="2")
-    assert len(refused.value.faults) == 2
+        LocalCluster(workers=0, ps="2", processes="no")
+    assert len(refused.value.faults) == 3
+    assert "`processes` must be True or False. Received: processes='no'." in str(refused.value)
     assert "`workers` must be a positive int. Received: workers=0." in str(refused.value)
     assert "`ps` must be a positive int. Received: ps='2'." in str(refused.value)
     with pytest.raises(ClusterConfigError, match="workers=True"):

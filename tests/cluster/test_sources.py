@@ -178,9 +178,9 @@ def test_a_local_cluster():
         ("no/such/file.json", "JSON text or by the path", "no/such/file.json"),
         ("__import__('os')", "JSON text or by the path", "__import__"),
         (os.devnull, "JSON text or by the path", "no file"),
-        (7, "must be described by a dict", "7, a int"),
-        (b"{}", "must be described by a dict", "b'{}', a bytes"),
-        ([], "must be described by a dict", "[], a list"),
+        (7, "must be described by a dict", "7 of type int"),
+        (b"{}", "must be described by a dict", "b'{}' of type bytes"),
+        ([], "must be described by a dict", "[] of type list"),
     ],
 )
 def test_text_that_describes_nothing(text, rule, received):

@@ -189,6 +189,11 @@ def test_what_makes_no_dataset_is_refused(model):
         model.fit(part, np.ones(3), verbose=0)
 
 
+def test_data_that_is_distributed_already_is_refused(model, strategy):
+    with pytest.raises(UnsupportedError, match="Received: a dataset that the strategy has distributed already"):
+        model.fit(strategy.distribute_datasets_from_function(part), verbose=0)
+
+
 def test_predictions_have_an_order_that_pipelines_have_not(model):
     with pytest.raises(UnsupportedError, match=r"Received: a function of the input context. Pass arrays or a"):
         model.predict(part, verbose=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import numbers
 import signal
 import weakref
 from types import TracebackType
@@ -42,7 +43,7 @@ class LocalCluster:
             take its memory as they need it; both log only errors unless `TF_CPP_MIN_LOG_LEVEL` is set.
 
     Raises:
-        ClusterConfigError: `workers` or `ps` is not a positive int.
+        ClusterConfigError: `workers` or `ps` is not a positive int, or `processes` not a bool.
         TaskFailedError: A process ended before it was up.
         ClusterTimeoutError: A process was not up within 60 seconds.
 
@@ -59,10 +60,13 @@ class LocalCluster:
         faults = [
             f"`{name}` must be a positive int. Received: {name}={count!r}. Give the number of tasks to start."
             for name, count in {"workers": workers, "ps": ps}.items()
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1
+            if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count < 1
         ]
+        if not isinstance(processes, bool):
+            faults.append(f"`processes` must be True or False. Received: processes={processes!r}. Choose one.")
         if faults:
             raise ClusterConfigError(faults)
+        workers, ps = int(workers), int(ps)
         self._tasks = [("worker", index) for index in range(workers)] + [("ps", index) for index in range(ps)]
         self._spec: dict[str, list[str]] = {"worker": [], "ps": []}
         self._processes: TaskProcesses | None = None

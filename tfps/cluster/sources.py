@@ -100,7 +100,7 @@ def describe_cluster(source: Any = None) -> ClusterDescription:
     _refuse(
         "A cluster must be described by a dict, JSON text, the path of a JSON file, a tf.train.ClusterSpec, "
         "a ClusterResolver, a LocalCluster or None",
-        f"{source!r}, a {type(source).__name__}",
+        f"{source!r} of type {type(source).__name__}",
         'Write for example {"worker": ["host:2222"], "ps": ["host:2223"]}',
     )
 

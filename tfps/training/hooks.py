@@ -27,7 +27,7 @@ from tfps._compat import (
     warn_unless_scheduled,
 )
 from tfps.cluster.current import check_variable_usable, connected
-from tfps.errors import ClusterClosedError
+from tfps.errors import ClusterClosedError, UnsupportedError
 from tfps.training import reads, seeds, updates, writes
 from tfps.training.epochs import ClusterEpochIterator
 from tfps.training.initial_value import InitialValue
@@ -176,6 +176,11 @@ def _trainer() -> None:
     def epoch_iterator(*args: Any, distribute_strategy: Any = None, **kwargs: Any) -> Any:
         if not isinstance(distribute_strategy, ParameterServerStrategyV2):
             kind = TFEpochIterator
+        elif isinstance(kwargs.get("x"), tf.distribute.DistributedDataset):
+            raise UnsupportedError(
+                "Data must be given as it is, and tfps deals it out. Received: a dataset that the strategy has "
+                "distributed already. Pass the tf.data.Dataset, or the function of the input context, itself."
+            )
         else:
             kind = PipelineEpochIterator if callable(kwargs.get("x")) else ClusterEpochIterator
         return kind(*args, distribute_strategy=distribute_strategy, **kwargs)
