@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def run(source: str, seconds: float = 90) -> Any:
+def run(source: str, seconds: float = 110) -> Any:
     """Run Python source and return what it prints last, parsed as JSON.
 
     Raises:
