@@ -58,6 +58,24 @@ class ShrinksWeights(callbacks.Callback):
         kernel.assign(0.9 * kernel)
 
 
+class ReadsAndResetsMetrics(callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append([round(float(value), 5) for value in self.model.get_metrics_result().values()])
+        if batch == 5:
+            self.model.reset_metrics()
+
+
+class CallsModel(callbacks.Callback):
+    """Draws a dropout mask between batches."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model(np.ones((5, 20), "float32"), training=True)
+
+
 class UsesModel(callbacks.Callback):
     """Evaluates and predicts in the midst of training."""
 
@@ -72,6 +90,8 @@ CALLBACKS = {
     "sets the learning rate at batches": RateByBatch,
     "stops at a batch": StopsAtBatch,
     "writes weights at batches": ShrinksWeights,
+    "reads and resets metrics": ReadsAndResetsMetrics,
+    "calls the model": CallsModel,
     "uses the model": UsesModel,
     "LearningRateScheduler": lambda: callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
     "ReduceLROnPlateau": lambda: callbacks.ReduceLROnPlateau("loss", factor=0.3, patience=1, min_delta=0.5),

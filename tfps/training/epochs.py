@@ -122,16 +122,22 @@ class ClusterEpochIterator(EpochIterator):
         if self._run is None:
             self._run = start_run(self.element_spec, self._coordinator)
         if in_rounds:
-            self._play_round(self._run)
-        else:
-            self._send_out(self._run)
-            while not self._oldest_is_over():
-                self._send_out(self._run)  # a slow worker must not hold up the others
+            return self._play_round(self._run)
+        self._send_out(self._run)
+        while not self._oldest_is_over():
+            self._send_out(self._run)  # a slow worker must not hold up the others
         return self._report_oldest(self._run)
 
-    def _play_round(self, run: Run) -> None:
-        if self._under_way:
-            return
+    def _play_round(self, run: Run) -> Any:
+        if not self._under_way:
+            self._run_round(run)
+        reported = self._report_oldest(run)
+        if not self._under_way:
+            run.write_back()  # so that callbacks find metrics and seeds where the steps have left them
+        return reported
+
+    def _run_round(self, run: Run) -> None:
+        run.look_up()
         while len(self._under_way) < self._workers and self._send_next(run):
             pass
         while not all(execution.is_over(LOOK_AGAIN_SECONDS) for _, _, execution in self._under_way):

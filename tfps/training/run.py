@@ -67,11 +67,16 @@ class Run:
         self._step = step
         self._coordinator = coordinator
         self._steps_by_worker = steps_by_worker
-        self._seeds = SeedStates(step.draws)
+        self.look_up()
+
+    def look_up(self) -> None:
+        """Start from what metrics and seed generators hold now."""
+        self._seeds = SeedStates(self._step.draws)
         self._reached: Any = None
         self._totals: list[tf.Tensor] = []
-        if step.logs is not None:
-            self._totals = step.logs.shares.pack([tf.convert_to_tensor(v) for v in step.metric_variables])
+        if self._step.logs is not None:
+            values = [tf.convert_to_tensor(variable) for variable in self._step.metric_variables]
+            self._totals = self._step.logs.shares.pack(values)
 
     def start(self, batches: Sequence[Any]) -> Execution:
         """Send the steps of one execution out.
@@ -161,6 +166,7 @@ class Run:
                 variable.assign(total)
         if self._reached is not None:
             self._seeds.write_back(self._reached)
+            self._reached = None
 
 
 def _stack(*parts: Any) -> Any:
